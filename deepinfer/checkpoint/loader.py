@@ -1,0 +1,161 @@
+"""Fills a model's parameters from a checkpoint, each exactly once.
+
+Knows which tensor belongs to which parameter; must not know how a model runs.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer.checkpoint.names import (
+    SCALE_DTYPE,
+    STORED_DTYPE,
+    TensorSpec,
+    is_image_tensor,
+    tensor_specs,
+)
+from deepinfer.checkpoint.quant import dequantise_fp4, dequantise_fp8
+from deepinfer.checkpoint.reader import CheckpointReader
+from deepinfer.config import ModelConfig
+from deepinfer.errors import CheckpointError
+from deepinfer.log import warn_once
+from deepinfer.model.linear import Precision
+from deepinfer.model.transformer import Transformer
+
+Progress = Callable[[Iterable[TensorSpec], int], Iterable[TensorSpec]]
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(w[123])\.weight")
+_MIXING = re.compile(r"(.*\.hc_(?:attn|ffn))_(fn|base|scale)")
+
+
+def parameter_slot(name: str) -> tuple[str, int | None]:
+    """Parameter of tensor `name` in the model, and its index when experts are stacked."""
+    expert = _EXPERT.fullmatch(name)
+    if expert:
+        return f"{expert[1]}.{expert[3]}", int(expert[2])
+    mixing = _MIXING.fullmatch(name)
+    if mixing:
+        return f"{mixing[1]}.{mixing[2]}", None
+    return name, None
+
+
+def _no_progress(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:
+    return specs
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    precision: Precision,
+    device: torch.device,
+    progress: Progress = _no_progress,
+) -> Transformer:
+    """The model of checkpoint `folder` on `device`, every parameter filled.
+
+    Quantised matrices are dequantised exactly into the matrix dtype; n-gram tables keep their
+    packed bytes and, on a CPU, stay mapped to the file.
+
+    Args:
+        progress: wraps the iteration over tensors, for a progress bar.
+
+    Raises:
+        CheckpointError: lists missing, unknown, wrongly shaped or wrongly typed tensors.
+    """
+    with torch.device("meta"):
+        model = Transformer(config, precision)
+    # Buffers (rotary tables, hash constants) are built on the CPU; only they can move now.
+    for module in model.modules():
+        for key, buffer in module.named_buffers(recurse=False):
+            setattr(module, key, buffer.to(device))
+    specs = list(tensor_specs(config))
+    with CheckpointReader(folder) as reader, torch.inference_mode(False), torch.no_grad():
+        _check_inventory(reader, specs)
+        filled = _Filler(model, device)
+        for spec in progress(specs, len(specs)):
+            filled.fill(spec, reader)
+        filled.check_complete()
+    return model.eval()
+
+
+def _check_inventory(reader: CheckpointReader, specs: list[TensorSpec]) -> None:
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for spec in specs:
+        expected[spec.name] = (STORED_DTYPE[spec.format], spec.stored_shape)
+        if spec.scale_name is not None:
+            expected[spec.scale_name] = (SCALE_DTYPE, spec.scale_shape)
+    missing = [name for name in expected if name not in reader]
+    images = [name for name in reader if is_image_tensor(name) and name not in expected]
+    unknown = [name for name in reader if name not in expected and not is_image_tensor(name)]
+    wrong = []
+    for name, (dtype, shape) in expected.items():
+        if name in reader:
+            found = reader.describe(name)
+            accepted = {dtype, "U8"} if dtype in ("I8", SCALE_DTYPE) else {dtype}
+            if found[0] not in accepted or found[1] != shape:
+                wrong.append(f"{name} is {found[0]} {list(found[1])}, not {dtype} {list(shape)}")
+    problems = [
+        f"{len(names)} {kind} tensors: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("wrong", wrong))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"{reader.folder} does not match its config.json; "
+                              + "; ".join(problems))  # fmt: skip
+    if images:
+        warn_once(f"{len(images)} tensors for image input are skipped: only text is supported")
+
+
+class _Filler:
+    """Assigns tensors to parameters and counts what was filled."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._owners = dict(model.named_modules())
+        self._expected = {
+            name: parameter.shape[0] if ".experts." in name and "shared" not in name else 1
+            for name, parameter in model.named_parameters()
+        }
+        self._filled: dict[str, int] = {}
+        self._device = device
+
+    def fill(self, spec: TensorSpec, reader: CheckpointReader) -> None:
+        """Read one tensor and put it into its parameter."""
+        values = reader.tensor(spec.name)
+        name, index = parameter_slot(spec.name)
+        if spec.format == "fp8_row":
+            assert spec.scale_name is not None
+            self._assign(name, None, values)
+            self._assign(name.removesuffix("weight") + "scale", None,
+                         reader.tensor(spec.scale_name))  # fmt: skip
+            return
+        if spec.scale_name is not None:
+            dequantise = dequantise_fp8 if spec.format == "fp8" else dequantise_fp4
+            scale = reader.tensor(spec.scale_name).to(self._device)
+            values = dequantise(values.to(self._device), scale)
+        self._assign(name, index, values)
+
+    def _assign(self, name: str, index: int | None, values: Tensor) -> None:
+        assert name in self._expected, f"no parameter {name} in the model"
+        owner, _, attribute = name.rpartition(".")
+        module = self._owners[owner]
+        target = getattr(module, attribute)
+        if index is None:
+            # A bytes table on the CPU stays a view of the mapped file; the rest is converted.
+            data = values.to(self._device, target.dtype)
+            assert data.shape == target.shape, f"{name}: {data.shape} into {target.shape}"
+            setattr(module, attribute, nn.Parameter(data, requires_grad=False))
+        else:
+            if target.is_meta:
+                empty = torch.empty(target.shape, dtype=target.dtype, device=self._device)
+                target = nn.Parameter(empty, requires_grad=False)
+                setattr(module, attribute, target)
+            assert values.shape == target.shape[1:], f"{name}: {values.shape} into {target.shape}"
+            target[index].copy_(values)
+        self._filled[name] = self._filled.get(name, 0) + 1
+
+    def check_complete(self) -> None:
+        """Every parameter must have been filled exactly once (experts: once each)."""
+        wrong = [n for n, count in self._expected.items() if self._filled.get(n, 0) != count]
+        assert not wrong, f"parameters not filled exactly once: {wrong}"

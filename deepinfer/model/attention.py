@@ -1,0 +1,85 @@
+"""Attention of one layer: queries, window keys, compressed entries, grouped low-rank output.
+
+Knows the projections; must not know where keys of other tokens are kept (that is the state).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer.config import ModelConfig
+from deepinfer.model.compressor import Compressor
+from deepinfer.model.indexer import Indexer
+from deepinfer.model.linear import Linear, Precision, parameter
+from deepinfer.model.norm import RMSNorm
+from deepinfer.model.state import AttentionState, SequenceState
+from deepinfer.ops.rope import rope
+
+
+class Attention(nn.Module):
+    """Window attention plus selected compressed entries (model description 3.5 to 3.8).
+
+    Args:
+        layer: number that the state knows the layer by; draft blocks count from 0 of their own.
+        ratio: tokens per compressed entry, 0 for window attention only.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, ratio: int, precision: Precision) -> None:
+        super().__init__()
+        self.layer = layer
+        self.ratio = ratio
+        self.heads = config.num_attention_heads
+        self.groups = config.o_groups
+        self.precision = precision
+        heads_dim = config.num_attention_heads * config.head_dim
+        output = config.o_groups * config.o_lora_rank
+        matrix, eps = precision.matrix, config.rms_norm_eps
+        self.wq_a = Linear(config.q_lora_rank, config.hidden_size, matrix)
+        self.q_norm = RMSNorm(config.q_lora_rank, eps, precision)
+        self.wq_b = Linear(heads_dim, config.q_lora_rank, matrix)
+        self.wkv = Linear(config.head_dim, config.hidden_size, matrix)
+        self.kv_norm = RMSNorm(config.head_dim, eps, precision)
+        self.attn_sink = parameter(config.num_attention_heads, dtype=precision.accumulate)
+        self.wo_a = Linear(output, heads_dim // config.o_groups, matrix)
+        self.wo_b = Linear(config.hidden_size, output, matrix)
+        self.compressor: Compressor | None = None
+        self.indexer: Indexer | None = None
+        if ratio and layer in config.kv_source_layer_ids:
+            self.compressor = Compressor(config, layer, precision)
+        if ratio and layer in config.index_source_layer_ids:
+            self.indexer = Indexer(config, layer, precision)
+
+    def store_entries(self, x: Tensor, state: SequenceState) -> None:
+        """Hand the state the entries that rows `x` [rows, H] complete; KV source layers only.
+
+        The index key comes from the latent before its rotation; both are rotated at the position
+        of the group's first token.
+        """
+        assert self.compressor is not None and self.indexer is not None
+        latents = self.compressor(x, state)
+        rotations = state.entry_rotations(self.layer)
+        keys = self.indexer.keys(latents, rotations)
+        state.store_entries(self.layer, rope(latents, rotations), keys)
+
+    def window_keys(self, x: Tensor, rotations: Tensor) -> Tensor:
+        """Window keys [rows, D] of `x` [rows, H] as the matrix sees it, before record rounding."""
+        return rope(self.kv_norm(self.wkv(x)), rotations)
+
+    def forward(self, x: Tensor, state: AttentionState) -> Tensor:
+        """Normalised sublayer input [rows, H] to attention output [rows, H]."""
+        rotations = state.rotations(self.ratio)
+        quantised = self.precision.activation(x)
+        latent_queries = self.precision.activation(self.q_norm(self.wq_a(quantised)))
+        queries = self.wq_b(latent_queries).unflatten(-1, (self.heads, -1))
+        queries = rope(queries, rotations.unsqueeze(-2))
+        kv = self.window_keys(quantised, rotations)
+        if self.indexer is not None:
+            self.indexer(x, latent_queries, state)
+        mixed = state.attend(self.layer, queries, kv, self.attn_sink)
+        return self._project(rope(mixed, rotations.unsqueeze(-2), inverse=True))
+
+    def _project(self, mixed: Tensor) -> Tensor:
+        """Head outputs [rows, N, D] to [rows, H]: heads of one group share a low-rank product."""
+        grouped = mixed.unflatten(-2, (self.groups, -1)).flatten(-2)
+        weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
+        low = torch.einsum("...gd,god->...go", grouped.to(weight.dtype), weight).to(mixed.dtype)
+        return self.wo_b(self.precision.activation(low.flatten(-2)))

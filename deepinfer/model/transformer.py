@@ -1,0 +1,110 @@
+"""The whole model, top to bottom: embedding, blocks, head.
+
+Knows the order of layers; must not know caches or requests.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer.config import ModelConfig
+from deepinfer.model.block import Block
+from deepinfer.model.dspark import Drafter
+from deepinfer.model.engram import Engram
+from deepinfer.model.linear import Precision, WideLinear, parameter
+from deepinfer.model.norm import RMSNorm
+from deepinfer.model.rope import RotaryTables
+from deepinfer.model.state import SequenceState
+from deepinfer.ops.hyper_connection import collapse
+
+
+class Embedding(nn.Module):
+    """Token embeddings [V, H]."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = parameter(rows, columns, dtype=dtype)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Ids [...] to rows [..., H]."""
+        return self.weight[token_ids]
+
+
+class Layer(Block):
+    """A backbone block, with its n-gram memory where it has one."""
+
+    def __init__(self, config: ModelConfig, layer: int, precision: Precision) -> None:
+        experts = (config.n_routed_experts, config.num_experts_per_tok)
+        super().__init__(config, layer, config.compress_ratio(layer), experts, precision)
+        self.engram: Engram | None = None
+        if layer in config.engram_layer_ids:
+            self.engram = Engram(config, layer, precision)
+
+
+@dataclass
+class Hidden:
+    """Result of a forward before the head.
+
+    Attributes:
+        x: collapsed streams of the last layer [rows, H], before the final norm.
+        taps: what the drafter reads [rows, A * H], None without a drafter.
+        streams: state entering each layer before its n-gram update, if asked for [rows, S, H].
+    """
+
+    x: Tensor
+    taps: Tensor | None
+    streams: list[Tensor] = field(default_factory=list)
+
+
+class Transformer(nn.Module):
+    """A DeepSeek-V4.1 model; parameters carry the names of the checkpoint."""
+
+    def __init__(self, config: ModelConfig, precision: Precision) -> None:
+        super().__init__()
+        self.config = config
+        self.precision = precision
+        vocabulary, hidden = config.vocab_size, config.hidden_size
+        self.rotary = RotaryTables(config)
+        self.embed = Embedding(vocabulary, hidden, precision.dtype)
+        self.layers = nn.ModuleList(
+            Layer(config, layer, precision) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, precision)
+        self.head = WideLinear(vocabulary, hidden, precision.accumulate)
+        self.mtp = Drafter(config, precision)
+
+    def initial_streams(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Streams [..., S, H], S copies of the embedding, and the one-hot pre [..., S]."""
+        count = self.config.hc_mult
+        streams = self.embed(token_ids).unsqueeze(-2)
+        streams = streams.expand(*streams.shape[:-2], count, -1)
+        pre = torch.zeros(count, dtype=self.precision.accumulate, device=token_ids.device)
+        pre[0] = 1.0
+        return streams, pre.expand(*token_ids.shape, count)
+
+    def forward(
+        self, token_ids: Tensor, state: SequenceState, keep_streams: bool = False
+    ) -> Hidden:
+        """Run all layers on rows of token ids; the state supplies and keeps everything else."""
+        streams, pre = self.initial_streams(token_ids)
+        taps, kept = [], []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            if keep_streams:
+                kept.append(streams)
+            if layer.engram is not None:
+                streams = layer.engram(streams, state)
+            if number in self.config.dspark_target_layer_ids:
+                taps.append(streams.to(pre.dtype).mean(-2).to(streams.dtype))
+            entering = layer.prepare(streams, pre)
+            if layer.attn.compressor is not None:
+                layer.attn.store_entries(entering.x, state)
+            streams, pre = layer.finish(entering, state)
+        x = collapse(streams, pre)
+        return Hidden(x, torch.cat(taps, dim=-1) if taps else None, kept)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Collapsed streams [..., H] to logits [..., V], float32 or wider."""
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,0 +1,31 @@
+"""Reference of act_quant: what rounding an activation to FP8 does to its values.
+
+Knows one tensor; must not know which matrix consumes it.
+"""
+
+from torch import Tensor
+
+from deepinfer.numerics import E4M3_MAX, FP8_GROUP, accumulate_dtype, fp8_scale, straight_through
+from deepinfer.numerics import decode_e4m3, encode_e4m3
+
+
+def _round(x: Tensor) -> Tensor:
+    groups = x.to(accumulate_dtype(x.dtype)).unflatten(-1, (-1, FP8_GROUP))
+    scale = fp8_scale(groups)
+    codes = encode_e4m3((groups / scale).clamp(-E4M3_MAX, E4M3_MAX))
+    return (decode_e4m3(codes, groups.dtype) * scale).flatten(-2).to(x.dtype)
+
+
+def act_quant(x: Tensor) -> Tensor:
+    """`x` rounded to FP8 and back, per token over groups of 32 channels (model description 3.1).
+
+    s = 2^ceil(log2(max(amax, 1e-4) / 448)), y = s * e4m3(clamp(x / s, -448, 448)), ties to even.
+
+    Args:
+        x: [..., C], C a multiple of 32, bfloat16, float32 or float64.
+
+    Returns:
+        [..., C] in the dtype of `x`, exactly the value an FP8 matrix product would see. Gradients
+        pass straight through.
+    """
+    return straight_through(x, _round)
