@@ -74,6 +74,10 @@ class RecomputeState:
         self.entries[layer] = round_compressed(compressed)
         self.index_keys[layer] = round_index(index_keys)
 
+    def truncate(self, layer: int) -> None:
+        """All rows go on through all layers."""
+        return None
+
     def visible(self, layer: int) -> Tensor:
         """Entries that each position may see [T]: complete groups only."""
         return (self.positions + 1) // self.config.compress_ratio(layer)

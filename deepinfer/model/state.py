@@ -43,6 +43,13 @@ class SequenceState(AttentionState, Protocol):
         """Choose the entries that `layer` and the layers reusing it attend to."""
         ...
 
+    def truncate(self, layer: int) -> "tuple[Tensor, SequenceState] | None":
+        """Called once the entries of `layer` are stored: rows that go on, with their state.
+
+        None (the usual case) means that all rows go on.
+        """
+        ...
+
     def ngram_classes(self) -> Tensor:
         """Classes [rows, G] of each row's token and of the G - 1 before it."""
         ...

@@ -44,7 +44,7 @@ class Layer(Block):
 
 @dataclass
 class Hidden:
-    """Result of a forward before the head.
+    """Result of a forward before the head; rows are those that went through all layers.
 
     Attributes:
         x: collapsed streams of the last layer [rows, H], before the final norm.
@@ -88,11 +88,11 @@ class Transformer(nn.Module):
     ) -> Hidden:
         """Run all layers on rows of token ids; the state supplies and keeps everything else."""
         streams, pre = self.initial_streams(token_ids)
-        taps, kept = [], []
+        taps, before = [], []
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             if keep_streams:
-                kept.append(streams)
+                before.append(streams)
             if layer.engram is not None:
                 streams = layer.engram(streams, state)
             if number in self.config.dspark_target_layer_ids:
@@ -100,9 +100,13 @@ class Transformer(nn.Module):
             entering = layer.prepare(streams, pre)
             if layer.attn.compressor is not None:
                 layer.attn.store_entries(entering.x, state)
+                kept = state.truncate(number)
+                if kept is not None:
+                    rows, state = kept
+                    entering = entering.keep(rows)
             streams, pre = layer.finish(entering, state)
         x = collapse(streams, pre)
-        return Hidden(x, torch.cat(taps, dim=-1) if taps else None, kept)
+        return Hidden(x, torch.cat(taps, dim=-1) if taps else None, before)
 
     def logits(self, x: Tensor) -> Tensor:
         """Collapsed streams [..., H] to logits [..., V], float32 or wider."""

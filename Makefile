@@ -1,0 +1,69 @@
+# The whole developer interface. `make` alone lists the targets.
+#
+#   PYTHON  interpreter that .venv is made from, 3.11 or newer
+#   TORCH   what pip installs when PYTHON has no torch >= 2.11 of its own
+#   PROMPT  what `make demo` continues
+
+TORCH ?= torch==2.13.0
+PROMPT ?= Once upon a time
+export PROMPT
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Made in one step after the last install command: it exists only for a complete environment.
+STAMP := $(VENV)/.complete
+UNFINISHED := $(VENV)/.unfinished
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# The interpreter that .venv was made from stays in use until another one is named.
+MADE_FROM := $(shell cat $(VENV)/.python 2>/dev/null)
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(or $(MADE_FROM),python3)
+else ifneq ($(PYTHON),$(MADE_FROM))
+.PHONY: $(STAMP)
+endif
+
+HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11))
+# The packages of a virtual environment are not visible from a second one made with its interpreter.
+SHARES_TORCH := import sys; sys.prefix == sys.base_prefix or sys.exit(1); $(HAS_TORCH)
+
+.PHONY: help demo test test-slow check
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; \
+	  do printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+demo: $(STAMP) ## set up, then let the shipped model continue PROMPT
+	$(BIN)/deepinfer generate models/demo --prompt "$$PROMPT"
+
+test: $(STAMP) ## set up, then run the tests
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP) ## set up, then run the tests marked slow
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## set up, then check style, types, layering, docs and sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest tests/meta
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'DeepInfer needs Python 3.11 or newer, and "$(PYTHON)" is not: install one and name it, as in "make PYTHON=python3.12 $(or $(MAKECMDGOALS),test)".' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo '"$(PYTHON)" cannot make virtual environments: install its venv module (Debian, Ubuntu: apt-get install python3-venv).' >&2; exit 1; }
+	@# What an interrupted installation or another interpreter left is not built upon.
+	@if [ -e $(UNFINISHED) ] || [ '$(PYTHON)' != '$(or $(MADE_FROM),$(PYTHON))' ]; then rm -rf $(VENV); fi
+	@mkdir -p $(VENV) && touch $(UNFINISHED) && rm -f $(STAMP) && echo '$(PYTHON)' > $(VENV)/.python
+	@if [ -e $(BIN)/python ]; then :; \
+	elif $(PYTHON) -c '$(SHARES_TORCH)' 2>/dev/null; then \
+	  echo 'making $(VENV), with the torch of $(PYTHON)'; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else echo 'making $(VENV)'; $(PYTHON) -m venv $(VENV); fi
+	@# torch first and alone: a range would let pip choose another build of it.
+	@$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || \
+	  { echo 'installing $(TORCH)'; $(PIP) install $(TORCH); }
+	@echo 'installing deepinfer'
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@mv $(UNFINISHED) $(STAMP)

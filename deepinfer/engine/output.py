@@ -1,0 +1,203 @@
+"""What a request gives back: text that is safe to show, stop strings, and the reply's records.
+
+Knows text, token ids and finish reasons; must not know torch, the scheduler or the tokenizer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from deepinfer.sampling.logprobs import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class TextStream(Protocol):
+    """Decodes one sequence token by token."""
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes."""
+
+    def flush(self) -> str:
+        """What is left at the end."""
+
+
+class OutputText:
+    """The text of one sequence, up to its first stop string.
+
+    The first stop string is the one whose last character comes first; of several that end there,
+    the longest. So the text does not depend on how it was split into tokens, and a stop string
+    ends it at once. Text that may be the beginning of a stop string is held back.
+
+    Attributes:
+        stop_reason: the stop string that was met, or None.
+    """
+
+    def __init__(self, stream: TextStream, stop: Sequence[str]) -> None:
+        assert all(stop), "an empty stop string would end every text"
+        self.stop_reason: str | None = None
+        self._stream = stream
+        self._stop = tuple(stop)
+        self._held = ""
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text handed out so far."""
+        return "".join(self._shown)
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now, often ""; sets `stop_reason` when a stop string ends."""
+        assert self.stop_reason is None, "push after a stop string"
+        return self._show(self._take(self._stream.push(token_id)))
+
+    def finish(self) -> str:
+        """The text still held back; call once, when no token follows.
+
+        The last bytes of a sequence may complete a stop string: look at `stop_reason` after it.
+        """
+        if self.stop_reason is not None:
+            return ""
+        text = self._take(self._stream.flush())
+        rest, self._held = self._held, ""
+        return self._show(text + rest)
+
+    def _take(self, new: str) -> str:
+        """Adds `new` to what is held and returns the part that no stop string can reach."""
+        text = self._held + new
+        found = [stop for stop in self._stop if stop in text]
+        if found:
+            _, start, stop = min((text.find(s) + len(s), text.find(s), s) for s in found)
+            self._held, self.stop_reason = "", stop
+            return text[:start]
+        # A stop string must not be complete in the held text, so one character less than the
+        # longest is the most that can be held.
+        longest = max(map(len, self._stop), default=1) - 1
+        start = max(len(text) - longest, 0)
+        while not any(stop.startswith(text[start:]) for stop in self._stop) and start < len(text):
+            start += 1
+        self._held = text[start:]
+        return text[:start]
+
+    def _show(self, text: str) -> str:
+        self._shown.append(text)
+        return text
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated sequence.
+
+    Attributes:
+        index: its number within the request.
+        text: the text, cut right before the stop string that ended it.
+        token_ids: every generated token, those past the cut included.
+        finish_reason: stop = end token, stop token or stop string; length = budget spent;
+            abort = cancelled; error = it could not go on.
+        stop_reason: the stop string or stop token id that ended it, None for anything else.
+        logprobs: one entry per token when asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: "list[TokenLogprobs] | None"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that a request took; cached_tokens of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The complete reply to one request.
+
+    Attributes:
+        request_id: the request.
+        prompt: its text, None when it came as token ids.
+        prompt_token_ids: its tokens.
+        outputs: the generated sequences.
+        prompt_logprobs: one entry per prompt token when asked for, None for the first.
+        usage: token counts.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: "list[TokenLogprobs | None] | None"
+    usage: Usage
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reply as plain values for JSON; it must hold exactly one completion.
+
+        Keys: request_id, prompt, prompt_token_ids, prompt_logprobs, usage {prompt_tokens,
+        completion_tokens, cached_tokens}, and those of the completion: index, text, token_ids,
+        finish_reason, stop_reason, logprobs. A log-probability entry is {token_id, logprob, rank,
+        top: [[token id, logprob], ...]}; JSON has no infinity, so a logprob of -inf is None.
+        """
+        (completion,) = self.outputs
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "index": completion.index,
+            "text": completion.text,
+            "token_ids": list(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "logprobs": _plain(completion.logprobs),
+            "prompt_logprobs": _plain(self.prompt_logprobs),
+            "usage": asdict(self.usage),
+        }
+
+
+@dataclass(frozen=True)
+class StreamChunk:
+    """What one step added to one sequence of a request.
+
+    Attributes:
+        request_id: the request.
+        index: the sequence's number within it.
+        text: new text, perhaps "": text may lag behind the tokens.
+        token_ids: new tokens.
+        logprobs: one entry per new token when asked for.
+        finish_reason: set on the last chunk, None before.
+        stop_reason: as in CompletionOutput.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: "list[TokenLogprobs] | None"
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+def _plain(entries: "Sequence[TokenLogprobs | None] | None") -> list[dict[str, Any] | None] | None:
+    if entries is None:
+        return None
+    return [None if entry is None else _plain_entry(entry) for entry in entries]
+
+
+def _plain_entry(entry: "TokenLogprobs") -> dict[str, Any]:
+    return {
+        "token_id": entry.token_id,
+        "logprob": _finite(entry.logprob),
+        "rank": entry.rank,
+        "top": [[token_id, _finite(logprob)] for token_id, logprob in entry.top],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""The cache: packed records in pages shared by sequences, and state slots owned by one sequence."""

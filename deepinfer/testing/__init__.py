@@ -1,0 +1,1 @@
+"""Helpers for tests and for people who port: tiny checkpoints, comparisons."""

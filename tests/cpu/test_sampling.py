@@ -1,0 +1,346 @@
+"""Parameters, filters, draws and log-probabilities, against definitions written out in plain code.
+
+The brute-force filter works in exact fractions of the float32 probabilities.
+"""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepinfer.errors import RequestError
+from deepinfer.sampling.logprobs import token_logprobs
+from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.philox import uniform
+from deepinfer.sampling.sampler import LogitsError, filtered_probabilities, sample
+
+ROOT = Path(__file__).parents[2]
+INF = float("inf")
+NAN = float("nan")
+
+# Few distinct values, so that ties are common; never more than 10 apart, so that every float32
+# probability is a whole multiple of 2^-52 and the fractions below compare exactly.
+LOGIT = st.sampled_from([-4.0, -1.5, 0.0, 0.25, 1.0, 3.0, -INF])
+ROWS = st.lists(LOGIT, min_size=1, max_size=12).filter(lambda row: max(row) > -INF)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 2.0]),
+    top_k=st.sampled_from([-1, 0, 1, 2, 3, 5, 50]),
+    top_p=st.one_of(st.sampled_from([0.25, 0.5, 1.0]), st.floats(0.01, 1.0)),
+    min_p=st.one_of(st.sampled_from([0.0, 0.3, 1.0]), st.floats(0.0, 1.0)),
+)
+SEEDS = st.integers(0, 2**64 - 1)
+POSITIONS = st.integers(0, 2**40)
+
+
+def one(row: list[float]) -> Tensor:
+    return torch.tensor([row], dtype=torch.float32)
+
+
+def kept_by_definition(row: list[float], params: SamplingParams) -> set[int]:
+    """The filters, one token at a time."""
+    if params.temperature == 0:
+        return {row.index(max(row))}
+    shifted = one(row) - max(row)
+    p = [Fraction(x) for x in torch.softmax(shifted / params.temperature, -1)[0].tolist()]
+    kept: set[int] = set()
+    mass = Fraction(0)
+    for token in sorted(range(len(row)), key=lambda i: (-row[i], i)):
+        if params.top_k > 0 and len(kept) >= params.top_k:
+            break
+        if params.top_p < 1 and mass >= Fraction(params.top_p):
+            break
+        kept.add(token)
+        mass += p[token]
+    return {i for i in kept if p[i] > 0 and float(p[i]) >= params.min_p * float(max(p))}
+
+
+# The sampler
+
+
+@settings(max_examples=300)
+@given(ROWS, PARAMS)
+def test_filters_keep_what_the_definition_keeps(row: list[float], params: SamplingParams) -> None:
+    probabilities = filtered_probabilities(one(row), [params])
+    assert probabilities.dtype == torch.float32
+    kept = kept_by_definition(row, params)
+    assert set(probabilities[0].nonzero().flatten().tolist()) == kept
+    shifted = one(row) - max(row)
+    expected = torch.softmax(shifted / (params.temperature or 1.0), -1).double()
+    outside = [i for i in range(len(row)) if i not in kept]
+    expected[0, outside] = 0.0
+    if params.temperature == 0:
+        expected[0, list(kept)] = 1.0
+    expected /= expected.sum()
+    torch.testing.assert_close(probabilities.double(), expected, rtol=1e-6, atol=1e-9)
+    assert probabilities[0, row.index(max(row))] > 0, "the most likely token was dropped"
+
+
+@settings(max_examples=200)
+@given(ROWS, PARAMS, SEEDS, POSITIONS)
+def test_draw_is_the_inverse_cdf_in_vocabulary_order(
+    row: list[float], params: SamplingParams, seed: int, position: int
+) -> None:
+    token = sample(one(row), [params], [seed], [position])
+    assert token.dtype == torch.int64
+    assert token.shape == (1,)
+    cumulative = filtered_probabilities(one(row), [params])[0].double().cumsum(0)
+    target = uniform(seed, position, 0) * cumulative[-1].item()
+    if (cumulative - target).abs().min() > 1e-6:  # otherwise float32 rounding decides
+        assert token.item() == int((cumulative > target).int().argmax())
+    assert token.item() in kept_by_definition(row, params)
+
+
+@settings(max_examples=100)
+@given(st.data(), st.integers(2, 5), st.integers(1, 12))
+def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject, rows: int, v: int) -> None:
+    row = st.lists(LOGIT, min_size=v, max_size=v).filter(lambda row: max(row) > -INF)
+    logits = torch.tensor([data.draw(row) for _ in range(rows)])
+    params = [data.draw(PARAMS) for _ in range(rows)]
+    seeds = [data.draw(SEEDS) for _ in range(rows)]
+    positions = [data.draw(POSITIONS) for _ in range(rows)]
+    tokens = sample(logits, params, seeds, positions)
+    probabilities = filtered_probabilities(logits, params)
+    for i in range(rows):
+        alone = logits[i : i + 1], params[i : i + 1]
+        assert torch.equal(tokens[i : i + 1], sample(*alone, [seeds[i]], [positions[i]]))
+        assert torch.equal(probabilities[i : i + 1], filtered_probabilities(*alone))
+
+
+def test_a_row_does_not_depend_on_its_neighbours_at_a_real_vocabulary() -> None:
+    logits = torch.randn(4, 129_280, generator=torch.Generator().manual_seed(0)) * 3
+    params = [
+        SamplingParams(),
+        SamplingParams(top_p=0.9, top_k=1000),
+        SamplingParams(temperature=0.0),
+        SamplingParams(min_p=0.01, temperature=1.3),
+    ]
+    together = filtered_probabilities(logits, params)
+    strided = filtered_probabilities(logits.t().contiguous().t(), params)
+    assert torch.equal(together, strided)
+    for i in range(4):
+        alone = filtered_probabilities(logits[i : i + 1].clone(), params[i : i + 1])
+        assert torch.equal(together[i], alone[0])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=1.7, top_k=6),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.15),
+        SamplingParams(temperature=1.2, top_k=9, top_p=0.9, min_p=0.02),
+    ],
+)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    draws = 20_000
+    logits = torch.randn(1, 16, generator=torch.Generator().manual_seed(3))
+    p = filtered_probabilities(logits, [params])[0].double()
+    tokens = sample(logits.expand(draws, -1), [params] * draws, [11] * draws, list(range(draws)))
+    counts = tokens.bincount(minlength=16).double()
+    possible = p > 0
+    assert counts[~possible].sum() == 0
+    expected = p[possible] * draws
+    chi_square = ((counts[possible] - expected) ** 2 / expected).sum().item()
+    freedom = int(possible.sum()) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("u", "token"), [(0.0, 1), (0.5, 3), (1 - 2.0**-53, 3)])
+def test_draws_at_the_ends_of_an_interval(
+    monkeypatch: pytest.MonkeyPatch, u: float, token: int
+) -> None:
+    # Mass 1/2 at ids 1 and 3 alone: a boundary belongs to the token that begins there.
+    monkeypatch.setattr("deepinfer.sampling.sampler.uniforms", lambda *_: np.array([u]))
+    row = [-INF, 0.0, -INF, 0.0, -INF]
+    assert sample(one(row), [SamplingParams()], [0], [0]).tolist() == [token]
+
+
+def test_seed_and_position_each_change_the_draw() -> None:
+    logits, params = torch.zeros(64, 1000), [SamplingParams()] * 64
+    base = sample(logits, params, [5] * 64, list(range(64)))
+    assert torch.equal(base, sample(logits, params, [5] * 64, list(range(64))))
+    assert not torch.equal(base, sample(logits, params, [6] * 64, list(range(64))))
+    assert not torch.equal(base, sample(logits, params, [5] * 64, list(range(64, 128))))
+    assert len(set(base.tolist())) > 50
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (SamplingParams(), {0, 1, 2, 3, 4}),
+        (SamplingParams(temperature=0.0), {1}),
+        (SamplingParams(temperature=0.01), {1, 3}),
+        (SamplingParams(top_k=1), {1}),
+        (SamplingParams(top_k=3), {0, 1, 3}),
+        (SamplingParams(top_k=4), {0, 1, 3, 2}),
+        (SamplingParams(top_p=0.3), {1}),
+        (SamplingParams(top_p=0.5), {1, 3}),
+        (SamplingParams(top_p=0.9, top_k=2), {1, 3}),
+        (SamplingParams(top_p=0.3, top_k=2), {1}),
+        (SamplingParams(min_p=0.5), {1, 3}),
+        (SamplingParams(min_p=1.0), {1, 3}),
+        (SamplingParams(min_p=0.1), {0, 1, 2, 3, 4}),
+    ],
+)
+def test_filters_by_example(params: SamplingParams, kept: set[int]) -> None:
+    # Probabilities 1/9, 3/9, 1/9, 3/9, 1/9: two ties, at the top and at the bottom. At the low
+    # temperature float32 leaves the small ones nothing.
+    row = [0.0, math.log(3.0), 0.0, math.log(3.0), 0.0]
+    probabilities = filtered_probabilities(one(row), [params])
+    assert set(probabilities[0].nonzero().flatten().tolist()) == kept
+
+
+def test_top_p_is_measured_before_top_k() -> None:
+    # 0.4, 0.3, 0.2, 0.1. Renormalised after top-k = 3, top-p = 0.75 would keep two tokens.
+    row = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
+    probabilities = filtered_probabilities(one(row), [SamplingParams(top_k=3, top_p=0.75)])
+    assert probabilities[0].nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_order_is_by_logit_where_probabilities_tie() -> None:
+    hot = SamplingParams(temperature=1e9, top_k=1)
+    assert sample(one([1.0, 1.5]), [hot], [0], [0]).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6, 1e6, 1e300])
+def test_extreme_temperatures_stay_distributions(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature)
+    p = filtered_probabilities(one([80.0, -80.0, -INF, 80.0]), [params])
+    assert p[0, 2] == 0
+    expected = [0.5, 0.0, 0.0, 0.5] if temperature < 1 else [1 / 3, 1 / 3, 0.0, 1 / 3]
+    torch.testing.assert_close(p, one(expected), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [[NAN, 1.0], [-INF, -INF], [INF, 0.0]])
+def test_unusable_rows_are_named(temperature: float, bad: list[float]) -> None:
+    logits = torch.tensor([[0.0, 1.0], bad, [-INF, 1.0], bad])
+    params = [SamplingParams(temperature=temperature)] * 4
+    with pytest.raises(LogitsError, match="rows 1, 3 cannot be sampled") as caught:
+        sample(logits, params, [0] * 4, [0] * 4)
+    assert caught.value.rows == (1, 3)
+    assert isinstance(caught.value, RequestError)
+    with pytest.raises(LogitsError):
+        filtered_probabilities(logits, params)
+
+
+def test_no_rows_and_one_token() -> None:
+    assert sample(torch.zeros(0, 5), [], [], []).shape == (0,)
+    assert filtered_probabilities(torch.zeros(0, 5), []).shape == (0, 5)
+    assert sample(torch.zeros(1, 1), [SamplingParams()], [1], [2]).tolist() == [0]
+
+
+def test_logits_are_left_as_they_were() -> None:
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    sample(logits, [SamplingParams(top_k=2, top_p=0.5, min_p=0.2)] * 3, [0] * 3, [0] * 3)
+    assert torch.equal(logits, before)
+
+
+# Log-probabilities
+
+
+@given(ROWS, st.data())
+def test_logprobs_by_definition(row: list[float], data: st.DataObject) -> None:
+    chosen = data.draw(st.integers(0, len(row) - 1))
+    k = data.draw(st.integers(0, 20))
+    (entry,) = token_logprobs(one(row), torch.tensor([chosen]), k)
+    order = sorted(range(len(row)), key=lambda i: (-row[i], i))
+    total = math.log(sum(math.exp(x) for x in row))
+    assert entry.token_id == chosen
+    assert entry.rank == order.index(chosen) + 1
+    assert entry.logprob == pytest.approx(row[chosen] - total, abs=1e-5)
+    assert [token for token, _ in entry.top] == order[:k]
+    assert [p for _, p in entry.top] == pytest.approx([row[i] - total for i in order[:k]], abs=1e-5)
+
+
+def test_logprobs_of_a_batch_row_by_row() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([4, 49, 0])
+    together = token_logprobs(logits, chosen, 5)
+    alone = [token_logprobs(logits[i : i + 1], chosen[i : i + 1], 5)[0] for i in range(3)]
+    assert together == alone
+    assert token_logprobs(logits[:0], chosen[:0], 5) == []
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("max_tokens", value) for value in (0, -1, 1.0, True, None, "3")],
+        *[("temperature", value) for value in (-0.1, NAN, INF, True, None, "1", 10**400)],
+        *[("top_k", value) for value in (-2, 1.0, True, None)],
+        *[("top_p", value) for value in (0, 0.0, 1.01, NAN, True, None)],
+        *[("min_p", value) for value in (-0.01, 1.01, NAN, False, None)],
+        *[("seed", value) for value in (-1, 2**64, 1.0, True)],
+        *[("stop", value) for value in ("", ["a", ""], [1], {"a"}, None, b"a")],
+        *[("stop_token_ids", value) for value in (3, [-1], [True], [1.0], "12", None)],
+        *[("ignore_eos", value) for value in (1, None, "true")],
+        *[("logprobs", value) for value in (-1, 21, True, 1.0)],
+        *[("prompt_logprobs", value) for value in (-1, 21, False, "1")],
+    ],
+)
+def test_bad_values_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{field} = ") as caught:
+        SamplingParams(**{field: value})
+    assert "expected" in str(caught.value)
+    with pytest.raises(RequestError, match=f"{field} = "):
+        SamplingParams.from_dict({field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1), ("temperature", 0), ("temperature", 2.5), ("top_k", -1), ("top_k", 9),
+        ("top_p", 1), ("top_p", 1e-9), ("min_p", 0), ("min_p", 1.0), ("seed", 0),
+        ("seed", 2**64 - 1), ("seed", None), ("ignore_eos", True), ("logprobs", 0),
+        ("logprobs", 20), ("prompt_logprobs", 20),
+    ],
+)  # fmt: skip
+def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
+    assert getattr(SamplingParams.from_dict({field: value}), field) == value
+
+
+def test_stop_is_normalised_to_tuples() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    params = SamplingParams(stop=["a"], stop_token_ids=[3, 1])
+    assert params.stop_token_ids == (3, 1)
+    assert dataclasses.replace(params, seed=1).stop == ("a",)
+    assert hash(params) == hash(SamplingParams(stop=("a",), stop_token_ids=(3, 1)))
+
+
+def test_params_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().top_k = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("temprature", "temperature"), ("topp", "top_p"), ("max_token", "max_tokens")],
+)
+def test_unknown_names_are_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(RequestError, match=f"'{name}' is unknown; did you mean '{near}'"):
+        SamplingParams.from_dict({name: 1})
+    with pytest.raises(TypeError):
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_params_need_no_torch() -> None:
+    program = "import sys, deepinfer.sampling.params; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
