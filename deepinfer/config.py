@@ -4,6 +4,7 @@ Knows names, defaults and derived values; must not know torch, files or the envi
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -12,7 +13,7 @@ from deepinfer.errors import ConfigError
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """YaRN parameters of the rotary tables of layers with compressed entries (model description 3.3)."""
+    """YaRN parameters of the rotary table of compressed layers (model description 3.3)."""
 
     factor: float
     beta_fast: float
@@ -104,7 +105,7 @@ class ModelConfig:
         return self.compress_ratios[layer]
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose compressed entries and index keys `layer` reads (the nearest at or before it)."""
+        """The layer whose entries and index keys `layer` reads: the nearest at or before it."""
         return max(source for source in self.kv_source_layer_ids if source <= layer)
 
     def index_source(self, layer: int) -> int:
@@ -118,7 +119,7 @@ class ModelConfig:
 
     @property
     def boundary_layer(self) -> int | None:
-        """First layer with one entry per token; truncated prefill may drop rows from here on (6.2)."""
+        """First layer with one entry per token; truncated prefill drops rows from here on (6.2)."""
         ones = [i for i in range(self.num_hidden_layers) if self.compress_ratios[i] == 1]
         return ones[0] if ones else None
 
@@ -134,43 +135,74 @@ class ModelConfig:
 
 
 DeviceName = Literal["auto", "cpu", "cuda"]
-DtypeName = Literal["auto", "bfloat16", "float32", "float64"]
+DtypeName = Literal["bfloat16", "float32", "float64"]
 TruncationMode = Literal["off", "mask", "compact"]
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """How a checkpoint is run. "auto" and None are filled in by `resolve`.
+class EngineOptions:
+    """What a user may say about running a checkpoint; None means "decide for me".
 
     Attributes:
         model: folder with config.json, tokenizer.json and safetensors.
-        tokenizer: another tokenizer.json, or a folder holding one; default: the model's.
-        device: where to run; auto takes a CUDA GPU when there is one.
-        dtype: activation dtype; bfloat16 is the released one, the others are for tests.
-        act_quant: FP8 activations into FP8 and FP4 matrices, as released; off = plain bfloat16.
-        max_model_len: most tokens of a sequence, prompt and output together.
-        max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens in one step; longer prompts run in chunks.
-        cache_tokens: tokens that the paged cache holds, all running sequences together.
-        page_tokens: tokens per cache page.
-        threads: CPU threads for arithmetic.
-        yoco_prefill: truncated prefill of layers past the boundary (model description 6.3).
-        yoco_keep_tokens: prompt rows that truncated prefill keeps.
+        tokenizer: another tokenizer.json, or a folder holding one. Default: the model's.
+        device: where to run. Default auto: a CUDA GPU when there is one, else the CPU.
+        dtype: activation dtype. Default bfloat16, as released; float32 and float64 are for tests.
+        act_quant: FP8 activations into FP8 and FP4 matrices. Default true, as released.
+        max_model_len: most tokens of a sequence, prompt and output together. Default: what the
+            checkpoint allows, up to 32768.
+        max_num_seqs: most sequences in one step. Default 32.
+        max_num_batched_tokens: most tokens in one step; longer prompts run in chunks. Default 512
+            on a CPU, 2048 on a GPU.
+        cache_tokens: tokens that the paged cache holds, all running sequences together. Default:
+            enough for one sequence of max_model_len, at least 32768.
+        page_tokens: tokens per cache page. Default 64, or what the checkpoint needs beyond.
+        threads: CPU threads for arithmetic. Default: one per core.
+        yoco_prefill: let prompt rows that nothing reads later stop at the boundary layer: compact
+            leaves them out, mask computes them with the same result. Default off, which is exact.
+        yoco_keep_tokens: prompt rows that a truncated prefill keeps. Default: window and rollback.
     """
 
     model: str
     tokenizer: str | None = None
-    device: DeviceName = "auto"
-    dtype: DtypeName = "auto"
-    act_quant: bool = True
+    device: DeviceName | None = None
+    dtype: DtypeName | None = None
+    act_quant: bool | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     cache_tokens: int | None = None
-    page_tokens: int = 64
+    page_tokens: int | None = None
     threads: int | None = None
-    yoco_prefill: TruncationMode = "off"
+    yoco_prefill: TruncationMode | None = None
     yoco_keep_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How a checkpoint is run, every value decided; fields as in EngineOptions."""
+
+    model: str
+    tokenizer: str
+    device: Literal["cpu", "cuda"]
+    dtype: DtypeName
+    act_quant: bool
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    cache_tokens: int
+    page_tokens: int
+    threads: int
+    yoco_prefill: TruncationMode
+    yoco_keep_tokens: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the machine offers, as far as defaults depend on it."""
+
+    cuda: bool
+    cores: int
 
 
 @dataclass(frozen=True)
@@ -179,8 +211,118 @@ class Decision:
 
     name: str
     value: Any
-    decided_by: Literal["user", "default", "auto"]
+    decided_by: Literal["user", "environment", "default"]
 
 
-# Rows of prefill that fit the default cache; one full context is always possible.
-DEFAULT_CACHE_TOKENS = 32768
+# Longest default context: one sequence of it fits the default cache.
+DEFAULT_TOKENS = 32768
+
+
+def max_rollback(model: ModelConfig) -> int:
+    """Most tokens by which a sequence is taken back: a rejected draft block and its first token."""
+    return model.dspark_block_size + 1 if model.has_drafter else 1
+
+
+def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str, Any]:
+    device = given["device"] if given.get("device", "auto") != "auto" else (
+        "cuda" if host.cuda else "cpu"
+    )  # fmt: skip
+    ratios = [model.compress_ratio(layer) for layer in model.kv_source_layer_ids]
+    blocks = model.candidate_block_size if model.candidate_source_layer_id is not None else 1
+    unit = math.lcm(*(ratio * blocks for ratio in ratios)) if ratios else 1
+    length = given.get("max_model_len", min(model.max_position_embeddings, DEFAULT_TOKENS))
+    truncates = given.get("yoco_prefill", "off") != "off"
+    return {
+        "tokenizer": given["model"],
+        "device": device,
+        "dtype": "bfloat16",
+        "act_quant": True,
+        "max_model_len": length,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 2048 if device == "cuda" else 512,
+        "cache_tokens": max(length, DEFAULT_TOKENS),
+        "page_tokens": -(-64 // unit) * unit,
+        "threads": host.cores,
+        "yoco_prefill": "off",
+        "yoco_keep_tokens": model.sliding_window + max_rollback(model) if truncates else 0,
+    }
+
+
+def resolve(
+    options: EngineOptions, environment: dict[str, Any], model: ModelConfig, host: Host
+) -> tuple[EngineConfig, list[Decision]]:
+    """Decide every setting: the user's word, else the environment's, else a default.
+
+    Raises:
+        ConfigError: a value is out of range or two settings contradict each other.
+    """
+    by_user = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
+    given = {**environment, **by_user}
+    defaults = _defaults(model, host, given)
+    if given.get("device") == "auto":
+        del given["device"]
+    values = {**defaults, **given}
+    config = EngineConfig(**values)
+    _check(config, model, host, given)
+    decisions = [
+        Decision(
+            field.name,
+            values[field.name],
+            "user" if field.name in by_user and field.name in given
+            else "environment" if field.name in given
+            else "default",
+        )
+        for field in dataclasses.fields(EngineConfig)
+    ]  # fmt: skip
+    return config, decisions
+
+
+def _wrong(name: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"{name} = {value!r}; expected {expected}")
+
+
+def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str, Any]) -> None:
+    for name, choices in (("dtype", get_args(DtypeName)), ("device", ("cpu", "cuda")),
+                          ("yoco_prefill", get_args(TruncationMode))):  # fmt: skip
+        if getattr(config, name) not in choices:
+            raise _wrong(name, getattr(config, name), f"one of {', '.join(choices)}")
+    if config.device == "cuda" and not host.cuda:
+        raise _wrong("device", "cuda", "a machine with a CUDA GPU and a CUDA build of torch")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens",
+                 "page_tokens", "threads"):  # fmt: skip
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _wrong(name, value, "a whole number of at least 1")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        expected = f"at least max_num_seqs = {config.max_num_seqs}, a token for each"
+        raise _wrong("max_num_batched_tokens", config.max_num_batched_tokens, expected)
+    if config.max_model_len > model.max_position_embeddings:
+        expected = f"at most max_position_embeddings = {model.max_position_embeddings}"
+        raise _wrong("max_model_len", config.max_model_len, expected)
+    if config.cache_tokens < config.max_model_len:
+        expected = f"at least max_model_len = {config.max_model_len}"
+        raise _wrong("cache_tokens", config.cache_tokens, expected)
+    _check_truncation(config, model, given)
+
+
+def _check_truncation(config: EngineConfig, model: ModelConfig, given: dict[str, Any]) -> None:
+    if config.yoco_prefill == "off":
+        if "yoco_keep_tokens" in given:
+            raise _wrong(
+                "yoco_keep_tokens", config.yoco_keep_tokens, "yoco_prefill mask or compact"
+            )
+        return
+    boundary = model.boundary_layer
+    if boundary is None:
+        raise _wrong("yoco_prefill", config.yoco_prefill, "off: no layer has compress ratio 1")
+    least = model.sliding_window + max_rollback(model)
+    if config.yoco_keep_tokens < least:
+        expected = f"at least window and rollback, {least}"
+        raise _wrong("yoco_keep_tokens", config.yoco_keep_tokens, expected)
+    late = [i for i in model.engram_layer_ids if i >= boundary]
+    early = [i for i in model.dspark_target_layer_ids if model.has_drafter and i < boundary]
+    if late or early:
+        raise _wrong(
+            "yoco_prefill", config.yoco_prefill,
+            f"off: layers {late + early} need every row on the wrong side of layer {boundary}",
+        )  # fmt: skip

@@ -36,7 +36,7 @@ def ceil_power_of_two(x: Tensor) -> Tensor:
         bits = x.view(torch.int64)
         return ((bits + (2**52 - 1)) & ~(2**52 - 1)).view(torch.float64)
     bits = x.view(torch.int32)
-    return ((bits + 0x7FFFFF) & ~0x7FFFFF).view(torch.float32)
+    return ((bits + 0x7FFFFF) & -0x800000).view(torch.float32)
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
@@ -133,6 +133,6 @@ def fp4_scale(groups: Tensor) -> Tensor:
 
 
 def mxfp4_scale(groups: Tensor) -> Tensor:
-    """Power-of-two scale of each group of the last axis: 2^ceil(log2(max(amax, 6 * 2^-126) / 6))."""
+    """Power-of-two scale of each group: 2^ceil(log2(max(amax, 6 * 2^-126) / 6))."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(MXFP4_AMAX_FLOOR)
     return ceil_power_of_two(amax / E2M1_MAX)

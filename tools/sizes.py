@@ -26,7 +26,7 @@ MAX_MAIN_PATH_LINES = 1500
 MAIN_PATH = (
     "cli.py",
     "engine/llm.py",
-    "engine/loop.py",
+    "engine/engine.py",
     "engine/request.py",
     "model/cached.py",
     "model/transformer.py",

@@ -81,7 +81,9 @@ def load_model_config(path: Path) -> ModelConfig:
 def parse_model_config(data: Mapping[str, Any]) -> ModelConfig:
     """Validated ModelConfig of a parsed config.json; see `load_model_config` for errors."""
     if data.get("model_type") != "deepseek_v41":
-        raise _wrong("model_type", data.get("model_type"), "'deepseek_v41', the one model this runs")
+        raise _wrong(
+            "model_type", data.get("model_type"), "'deepseek_v41', the one model this runs"
+        )
     text = _section(data, "text_config")
     _check_quantization(_section(data, "quantization_config"))
     _warn_unknown(data)
@@ -173,9 +175,7 @@ def _vision(section: Any) -> VisionConfig:
     if config.num_hidden_layers > 0:
         heads, width = config.num_attention_heads, config.hidden_size
         if heads <= 0 or width % heads or (width // heads) % 4:
-            raise _wrong(
-                "vision_config.hidden_size", width, f"{heads} heads times a multiple of 4"
-            )
+            raise _wrong("vision_config.hidden_size", width, f"{heads} heads times a multiple of 4")
     return config
 
 
@@ -191,9 +191,7 @@ def _rope_scaling(section: Any) -> RopeScaling | None:
     missing = [key for key in hints if key not in section]
     if missing:
         raise _wrong(f"rope_scaling.{missing[0]}", None, "a number; the key is missing")
-    values = {
-        key: _typed(f"rope_scaling.{key}", section[key], hint) for key, hint in hints.items()
-    }
+    values = {key: _typed(f"rope_scaling.{key}", section[key], hint) for key, hint in hints.items()}
     for key, value in values.items():
         if value <= 0:
             raise _wrong(f"rope_scaling.{key}", value, "a number above 0")
@@ -201,7 +199,7 @@ def _rope_scaling(section: Any) -> RopeScaling | None:
 
 
 def _fill_drafter_defaults(values: dict[str, Any]) -> None:
-    """0 or absent expert numbers of the drafter mean those of the backbone (model description 2)."""
+    """0 or absent expert numbers of the drafter mean those of the backbone (section 2)."""
     for drafter, backbone in (
         ("dspark_n_routed_experts", "n_routed_experts"),
         ("dspark_num_experts_per_tok", "num_experts_per_tok"),
@@ -226,13 +224,13 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int or hint == int | None:
-        if hint != int and value is None:
+        if hint is not int and value is None:
             return None
         if number and float(value).is_integer():
             return int(value)
         raise _wrong(name, value, "an integer" if hint is int else "an integer or null")
     if hint is float or hint == float | None:
-        if hint != float and value is None:
+        if hint is not float and value is None:
             return None
         if number:
             return float(value)
@@ -331,7 +329,9 @@ def _check_candidates(c: ModelConfig) -> None:
     if source is None:
         return
     if source not in c.kv_source_layer_ids:
-        raise _wrong("candidate_source_layer_id", source, "a KV source layer, or -1 or null for off")
+        raise _wrong(
+            "candidate_source_layer_id", source, "a KV source layer, or -1 or null for off"
+        )
     _positive(c, "candidate_topk_blocks", "candidate_block_size")
     reach = (c.candidate_topk_blocks - 1) * c.candidate_block_size + 1
     if reach < c.index_topk:

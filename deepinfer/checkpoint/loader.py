@@ -3,6 +3,7 @@
 Knows which tensor belongs to which parameter; must not know how a model runs.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,19 +32,18 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(w[123])\.weight")
 _MIXING = re.compile(r"(.*\.hc_(?:attn|ffn))_(fn|base|scale)")
 
 
-def parameter_slot(name: str) -> tuple[str, int | None]:
-    """Parameter of tensor `name` in the model, and its index when experts are stacked."""
+def parameter_slot(name: str) -> tuple[str, tuple[int, ...]]:
+    """Parameter of tensor `name` in the model, and its place in it (experts are stacked)."""
     expert = _EXPERT.fullmatch(name)
     if expert:
-        return f"{expert[1]}.{expert[3]}", int(expert[2])
+        prefix, number, matrix = expert[1], int(expert[2]), expert[3]
+        if matrix == "w2":
+            return f"{prefix}.w2", (number,)
+        return f"{prefix}.w13", (number, 0 if matrix == "w1" else 1)
     mixing = _MIXING.fullmatch(name)
     if mixing:
-        return f"{mixing[1]}.{mixing[2]}", None
-    return name, None
-
-
-def _no_progress(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:
-    return specs
+        return f"{mixing[1]}.{mixing[2]}", ()
+    return name, ()
 
 
 def load_model(
@@ -51,7 +51,7 @@ def load_model(
     config: ModelConfig,
     precision: Precision,
     device: torch.device,
-    progress: Progress = _no_progress,
+    progress: Progress | None = None,
 ) -> Transformer:
     """The model of checkpoint `folder` on `device`, every parameter filled.
 
@@ -74,7 +74,7 @@ def load_model(
     with CheckpointReader(folder) as reader, torch.inference_mode(False), torch.no_grad():
         _check_inventory(reader, specs)
         filled = _Filler(model, device)
-        for spec in progress(specs, len(specs)):
+        for spec in specs if progress is None else progress(specs, len(specs)):
             filled.fill(spec, reader)
         filled.check_complete()
     return model.eval()
@@ -113,49 +113,52 @@ class _Filler:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._owners = dict(model.named_modules())
-        self._expected = {
-            name: parameter.shape[0] if ".experts." in name and "shared" not in name else 1
-            for name, parameter in model.named_parameters()
-        }
-        self._filled: dict[str, int] = {}
+        self._parameters = {name for name, _ in model.named_parameters()}
+        self._filled: dict[str, set[tuple[int, ...]]] = {}
         self._device = device
 
     def fill(self, spec: TensorSpec, reader: CheckpointReader) -> None:
         """Read one tensor and put it into its parameter."""
         values = reader.tensor(spec.name)
-        name, index = parameter_slot(spec.name)
+        name, place = parameter_slot(spec.name)
         if spec.format == "fp8_row":
             assert spec.scale_name is not None
-            self._assign(name, None, values)
-            self._assign(name.removesuffix("weight") + "scale", None,
+            self._assign(name, (), values)
+            self._assign(name.removesuffix("weight") + "scale", (),
                          reader.tensor(spec.scale_name))  # fmt: skip
             return
         if spec.scale_name is not None:
             dequantise = dequantise_fp8 if spec.format == "fp8" else dequantise_fp4
             scale = reader.tensor(spec.scale_name).to(self._device)
             values = dequantise(values.to(self._device), scale)
-        self._assign(name, index, values)
+        self._assign(name, place, values)
 
-    def _assign(self, name: str, index: int | None, values: Tensor) -> None:
-        assert name in self._expected, f"no parameter {name} in the model"
+    def _assign(self, name: str, place: tuple[int, ...], values: Tensor) -> None:
+        assert name in self._parameters, f"no parameter {name} in the model"
         owner, _, attribute = name.rpartition(".")
         module = self._owners[owner]
         target = getattr(module, attribute)
-        if index is None:
-            # A bytes table on the CPU stays a view of the mapped file; the rest is converted.
+        shape = target.shape[len(place) :]
+        assert values.shape == shape, f"{name}: {tuple(values.shape)} into {tuple(shape)}"
+        if not place:
+            # A table of bytes on the CPU stays a view of the mapped file; the rest is converted.
             data = values.to(self._device, target.dtype)
-            assert data.shape == target.shape, f"{name}: {data.shape} into {target.shape}"
             setattr(module, attribute, nn.Parameter(data, requires_grad=False))
         else:
             if target.is_meta:
                 empty = torch.empty(target.shape, dtype=target.dtype, device=self._device)
                 target = nn.Parameter(empty, requires_grad=False)
                 setattr(module, attribute, target)
-            assert values.shape == target.shape[1:], f"{name}: {values.shape} into {target.shape}"
-            target[index].copy_(values)
-        self._filled[name] = self._filled.get(name, 0) + 1
+            target[place].copy_(values)
+        filled = self._filled.setdefault(name, set())
+        assert place not in filled, f"{name}{list(place)} filled twice"
+        filled.add(place)
 
     def check_complete(self) -> None:
-        """Every parameter must have been filled exactly once (experts: once each)."""
-        wrong = [n for n, count in self._expected.items() if self._filled.get(n, 0) != count]
-        assert not wrong, f"parameters not filled exactly once: {wrong}"
+        """Every parameter, and every part of a stacked one, must have been filled."""
+        for name in self._parameters:
+            filled = self._filled.get(name, set())
+            owner, _, attribute = name.rpartition(".")
+            shape = getattr(self._owners[owner], attribute).shape
+            depth = len(next(iter(filled), ()))
+            assert len(filled) == math.prod(shape[:depth]), f"{name} is not filled completely"

@@ -4,7 +4,7 @@ Knows section 5 of the model description; must not know files or modules. Stored
 
     fp8       e4m3 codes [out, in], `.scale` of one power of two per 32 x 32 block
     fp8_row   e4m3 codes [rows, columns], `.scale` of one power of two per row and 32 columns
-    fp4       two e2m1 codes per byte [out, in/2], `.scale` of one power of two per row and 32 columns
+    fp4       two e2m1 codes per byte [out, in/2], `.scale` as fp8_row, per 32 logical columns
     bf16, f32 values
 """
 
@@ -75,7 +75,7 @@ def _ceil32(n: int) -> int:
     return (n + 31) // 32
 
 
-# Symbols: V vocabulary, H hidden, N heads, D head dim, R q_lora_rank, G output groups, O o_lora_rank,
+# Symbols: V vocabulary, H hidden, N heads, D head dim, R q_lora_rank, G output groups, O its rank,
 # I expert width, E experts of the block, S streams, M = S * (2 + S) mixing coefficients, Hi and Di
 # index heads and dim, C Engram columns, F Engram row width, A tapped layers, K Markov rank.
 RULES: tuple[TensorRule, ...] = (
@@ -185,6 +185,4 @@ def tensor_specs(config: ModelConfig) -> Iterator[TensorSpec]:
 
 def is_image_tensor(name: str) -> bool:
     """Whether `name` is only needed for image input."""
-    return (
-        name.startswith(IMAGE_PREFIXES) or name in IMAGE_NAMES or name.endswith(IMAGE_SUFFIX)
-    )
+    return name.startswith(IMAGE_PREFIXES) or name in IMAGE_NAMES or name.endswith(IMAGE_SUFFIX)

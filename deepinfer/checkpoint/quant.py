@@ -61,7 +61,7 @@ def quantise_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise_fp8_row(table: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] to e4m3 codes and e8m0 scales [rows, columns/32]: one per row and 32 columns."""
+    """[rows, columns] to e4m3 codes and e8m0 scales [rows, columns/32], one per row."""
     return _quantise_fp8(table, 1)
 
 
@@ -77,22 +77,23 @@ def quantise_fp4(weight: Tensor) -> tuple[Tensor, Tensor]:
     return pack_nibbles(_unblock(codes, *weight.shape)), encode_e8m0(scale)[:, 0, :, 0]
 
 
-def _spread(scale: Tensor, rows: int, columns: int, row_block: int) -> Tensor:
+def _spread(scale: Tensor, like: Tensor, row_block: int) -> Tensor:
+    rows, columns = like.shape
     wide = decode_e8m0(scale).repeat_interleave(BLOCK, dim=1)[:, :columns]
     return wide.repeat_interleave(row_block, dim=0)[:rows]
 
 
 def dequantise_fp8(codes: Tensor, scale: Tensor) -> Tensor:
     """float32 [out, in] of e4m3 codes and 32 x 32 block scales (uint8); every product is exact."""
-    return decode_e4m3(codes) * _spread(scale, *codes.shape, BLOCK)
+    return decode_e4m3(codes) * _spread(scale, codes, BLOCK)
 
 
 def dequantise_fp8_row(codes: Tensor, scale: Tensor) -> Tensor:
     """float32 [rows, columns] of e4m3 codes and scales per row and 32 columns (uint8)."""
-    return decode_e4m3(codes) * _spread(scale, *codes.shape, 1)
+    return decode_e4m3(codes) * _spread(scale, codes, 1)
 
 
 def dequantise_fp4(packed: Tensor, scale: Tensor) -> Tensor:
     """float32 [out, in] of packed e2m1 pairs [out, in/2] and scales per row and 32 columns."""
-    rows, half = packed.shape
-    return unpack_e2m1(packed) * _spread(scale, rows, 2 * half, 1)
+    values = unpack_e2m1(packed)
+    return values * _spread(scale, values, 1)

@@ -23,11 +23,12 @@ class Tokenizer:
     """A loaded tokenizer.json; `load` makes one.
 
     Attributes:
+        inner: the library's object.
         vocab_size: highest token id + 1, added tokens included.
     """
 
     def __init__(self, inner: "tokenizers.Tokenizer", byte_fallback: bool) -> None:
-        self._inner = inner
+        self.inner = inner
         pieces = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(pieces.values(), default=-1) + 1
         added = inner.get_added_tokens_decoder()
@@ -75,7 +76,7 @@ class Tokenizer:
             RequestError: `text` is not text: no str, or half a surrogate pair in it.
         """
         try:
-            ids = list(self._inner.encode(text, add_special_tokens=False).ids)
+            ids = list(self.inner.encode(text, add_special_tokens=False).ids)
         except TypeError as error:
             raise RequestError(
                 f"prompt {text!r:.60} cannot be tokenized ({error}): expected a string without "
@@ -94,7 +95,7 @@ class Tokenizer:
             TokenizerError: an id is negative or past 32 bits.
         """
         try:
-            return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except OverflowError as error:
             raise TokenizerError(
                 f"token ids {min(ids)}..{max(ids)} cannot be decoded: expected ids in "
@@ -135,14 +136,14 @@ class TokenStream:
         # until text comes, which takes quadratic time when a sequence runs on past its end.
         if self._skip_special and token_id in tokenizer._special_ids:
             return ""
-        if tokenizer._inner.id_to_token(token_id) is None:
+        if tokenizer.inner.id_to_token(token_id) is None:
             return ""
         self._held.append(token_id)
         # One bad byte makes a byte-fallback decoder replace the whole run of byte tokens, so
         # nothing of a run is certain before it ends.
         if token_id in tokenizer._byte_ids:
             return ""
-        text = self._stream.step(tokenizer._inner, self._held) or ""
+        text = self._stream.step(tokenizer.inner, self._held) or ""
         self._held = []
         self._shown += len(text)
         return text

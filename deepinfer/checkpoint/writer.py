@@ -17,7 +17,12 @@ from torch import Tensor
 from deepinfer.checkpoint.hf_config import parse_model_config
 from deepinfer.checkpoint.loader import parameter_slot
 from deepinfer.checkpoint.names import Format, TensorSpec, tensor_specs
-from deepinfer.checkpoint.quant import quantise_fp4, quantise_fp8, quantise_fp8_row
+from deepinfer.checkpoint.quant import (
+    dequantise_fp8_row,
+    quantise_fp4,
+    quantise_fp8,
+    quantise_fp8_row,
+)
 from deepinfer.checkpoint.token_map import build_token_map
 from deepinfer.config import ModelConfig
 from deepinfer.errors import CheckpointError
@@ -49,13 +54,16 @@ def complete_config(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str
 
 
 def model_values(model: torch.nn.Module) -> Values:
-    """Values of every tensor taken from a model's parameters (float tables for `fp8_row`)."""
+    """Values of every tensor taken from a model's parameters, packed tables dequantised."""
     parameters = dict(model.named_parameters())
 
     def values(spec: TensorSpec) -> Tensor:
-        name, index = parameter_slot(spec.name)
+        name, place = parameter_slot(spec.name)
         tensor = parameters[name].detach()
-        return (tensor if index is None else tensor[index]).float().cpu()
+        if tensor.dtype == torch.uint8:
+            scale = parameters[name.removesuffix("weight") + "scale"].detach()
+            return dequantise_fp8_row(tensor, scale).cpu()
+        return tensor[place].float().cpu()
 
     return values
 
@@ -76,9 +84,7 @@ def _stored(spec: TensorSpec, values: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _shards(
-    config: ModelConfig, values: Values, most_bytes: int
-) -> Iterator[dict[str, Tensor]]:
+def _shards(config: ModelConfig, values: Values, most_bytes: int) -> Iterator[dict[str, Tensor]]:
     shard: dict[str, Tensor] = {}
     size = 0
     for spec in tensor_specs(config):
@@ -119,6 +125,7 @@ def write_checkpoint(
     for number, shard in enumerate(_shards(parsed, values, shard_bytes), start=1):
         file = folder / f"part-{number:05d}.safetensors"
         save_file(shard, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # the library makes files that only their owner can read
         files.append(file)
         weight_map.update(dict.fromkeys(shard, file.name))
         total += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())

@@ -50,7 +50,9 @@ class BlockAllocator:
         """Make room for `tokens` tokens in all; either every page is added or none."""
         missing = -(-tokens // self.page_tokens) - len(blocks.pages)
         if missing > self.free_pages:
-            raise OutOfPages(f"{missing} cache pages wanted, {self.free_pages} of {self.pages} free")
+            raise OutOfPages(
+                f"{missing} cache pages wanted, {self.free_pages} of {self.pages} free"
+            )
         blocks.pages.extend(self._free_pages.pop() for _ in range(missing))
 
     def close(self, blocks: SequenceBlocks) -> None:

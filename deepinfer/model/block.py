@@ -54,7 +54,7 @@ class Block(nn.Module):
         self.ffn = MixtureOfExperts(config, *experts, precision)
 
     def prepare(self, streams: Tensor, pre: Tensor) -> BlockInput:
-        """Attention's input and coefficients from streams [rows, S, H] and carried pre [rows, S]."""
+        """Attention's input and coefficients from streams [rows, S, H] and carried pre."""
         next_pre, post, comb = self.hc_attn(streams)
         return BlockInput(self.attn_norm(collapse(streams, pre)), streams, next_pre, post, comb)
 

@@ -263,9 +263,7 @@ def observe(model: Transformer, pool: CachePool, layout: StepLayout, taps: Tenso
         pool.draft_window[stage].flatten(0, 1)[targets] = pack_window(keys)[rows]
 
 
-def draft(
-    model: Transformer, pool: CachePool, layout: StepLayout, next_ids: Tensor
-) -> Draft:
+def draft(model: Transformer, pool: CachePool, layout: StepLayout, next_ids: Tensor) -> Draft:
     """One greedy draft round of B sequences.
 
     Args:

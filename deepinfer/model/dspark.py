@@ -1,4 +1,4 @@
-"""DSpark drafter: a few draft blocks that read the backbone's last layers and guess a block of tokens.
+"""DSpark drafter: blocks that read the backbone's last layers and guess a few tokens.
 
 Knows its blocks and heads; must not know how drafts are verified or where windows are kept.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
 from deepinfer.model.block import Block
-from deepinfer.model.linear import Linear, Precision, WideLinear, parameter
+from deepinfer.model.linear import Embedding, Linear, Precision, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import AttentionState
 from deepinfer.ops.hyper_connection import collapse
@@ -23,13 +23,12 @@ class MarkovHead(nn.Module):
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         super().__init__()
         size = (config.vocab_size, config.dspark_markov_rank)
-        self.embed = nn.Module()
-        self.embed.weight = parameter(*size, dtype=precision.dtype)
+        self.embed = Embedding(*size, precision.dtype)
         self.head = WideLinear(*size, precision.accumulate)
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B] to their embeddings e [B, K] and logit biases [B, V]."""
-        embedded = self.embed.weight[token_ids]
+        embedded = self.embed(token_ids)
         return embedded, self.head(embedded)
 
 

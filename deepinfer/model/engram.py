@@ -37,7 +37,7 @@ def _is_prime(number: int) -> bool:
 
 
 def table_primes(config: ModelConfig) -> list[list[list[int]]]:
-    """Primes [layer][order][head]: the search of each order restarts, and no prime is used twice."""
+    """Primes [layer][order][head]; each order searches anew, and no prime is used twice."""
     used: set[int] = set()
     layers = []
     for _ in config.engram_layer_ids:

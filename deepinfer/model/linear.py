@@ -1,4 +1,4 @@
-"""Matrix products and the precision in which the model runs.
+"""Matrix products, embeddings and the precision in which the model runs.
 
 Knows dtypes; must not know which matrix is which.
 """
@@ -60,3 +60,15 @@ class WideLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out] in the dtype of the weight."""
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+
+
+class Embedding(nn.Module):
+    """A table of vectors, one per token: weight [V, C]."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = parameter(rows, columns, dtype=dtype)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Ids [...] to rows [..., C]."""
+        return self.weight[token_ids]

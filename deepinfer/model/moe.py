@@ -11,6 +11,10 @@ from deepinfer.model.linear import Linear, Precision, WideLinear, parameter
 from deepinfer.ops.moe_gate import moe_gate
 from deepinfer.ops.swiglu import swiglu
 
+# Matrices are gathered per row up to this many values (of w13): copying them then costs less than
+# launching every expert by itself, whose cost does not shrink with the rows.
+_MOST_GATHERED = 2**18
+
 
 class Router(WideLinear):
     """Router weight [E, H] and selection bias [E], both in float32 or wider."""
@@ -21,12 +25,15 @@ class Router(WideLinear):
 
 
 class Experts(nn.Module):
-    """Weights of all routed experts of a layer, stacked: w1, w3 [E, I, H] and w2 [E, H, I]."""
+    """Weights of all routed experts of a layer, stacked.
+
+    Attributes:
+        w13: [E, 2, I, H], gate and up projections together; w2: [E, H, I].
+    """
 
     def __init__(self, experts: int, hidden: int, width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.w1 = parameter(experts, width, hidden, dtype=dtype)
-        self.w3 = parameter(experts, width, hidden, dtype=dtype)
+        self.w13 = parameter(experts, 2, width, hidden, dtype=dtype)
         self.w2 = parameter(experts, hidden, width, dtype=dtype)
 
 
@@ -66,35 +73,50 @@ class MixtureOfExperts(nn.Module):
         scaling, normalise = self.config.routed_scaling_factor, self.config.norm_topk_prob
         return moe_gate(logits, self.gate.bias, self.selected, scaling, normalise)
 
-    def _expert(self, x: Tensor, w: tuple[Tensor, Tensor, Tensor], route: Tensor | None) -> Tensor:
-        """w2 . act(w1 x, w3 x) of quantised rows `x`; every product is rounded to their dtype."""
-        w1, w3, w2 = w
-        linear = nn.functional.linear
-        wide = x.to(w1.dtype)
-        gate, up = linear(wide, w1).to(x.dtype), linear(wide, w3).to(x.dtype)
-        hidden = self.precision.activation(swiglu(gate, up, self.config.swiglu_limit, route))
-        return linear(hidden.to(w2.dtype), w2).to(x.dtype)
+    def _activate(self, gate: Tensor, up: Tensor, route: Tensor | None) -> Tensor:
+        return self.precision.activation(swiglu(gate, up, self.config.swiglu_limit, route))
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Shared expert on quantised rows [T, H], before the sum."""
+        expert = self.shared_experts
+        return expert.w2(self._activate(expert.w1(x), expert.w3(x), None))
+
+    def _few_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Sum of routed experts [T, H] by gathering each row's matrices: no sorting, no loop."""
+        w13, w2 = self.experts.w13[ids], self.experts.w2[ids]
+        wide = x.to(w13.dtype).unsqueeze(-1)[:, None, None]
+        gate, up = torch.matmul(w13, wide).squeeze(-1).to(x.dtype).unbind(-2)
+        hidden = self._activate(gate, up, weights).to(w2.dtype)
+        y = torch.matmul(w2, hidden.unsqueeze(-1)).squeeze(-1).to(x.dtype)
+        return y.to(self.precision.accumulate).sum(1)
+
+    def _many_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The same with rows sorted by expert, so that each expert multiplies its rows once."""
+        order = ids.flatten().argsort(stable=True)
+        tokens = order // self.selected
+        weights = weights.flatten()[order]
+        total = torch.zeros_like(x, dtype=self.precision.accumulate)
+        counts = torch.bincount(ids.flatten(), minlength=self.experts.w13.shape[0]).tolist()
+        start = 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            mine = tokens[start : start + count]
+            w13, w2 = self.experts.w13[expert], self.experts.w2[expert]
+            both = nn.functional.linear(x[mine].to(w13.dtype), w13.flatten(0, 1)).to(x.dtype)
+            gate, up = both.chunk(2, dim=-1)
+            hidden = self._activate(gate, up, weights[start : start + count]).to(w2.dtype)
+            y = nn.functional.linear(hidden, w2).to(x.dtype)
+            total = total.index_add(0, mine, y.to(total.dtype))
+            start += count
+        return total
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] to [..., H]; routed and shared outputs are summed in float32, rounded once."""
         rows = x.reshape(-1, x.shape[-1])
         ids, weights = self.route(rows)
         quantised = self.precision.activation(rows)
-        shared = self.shared_experts
-        w = (shared.w1.weight, shared.w3.weight, shared.w2.weight)
-        total = self._expert(quantised, w, None).to(self.precision.accumulate)
-        # Rows sorted by expert, so that each expert multiplies its own rows once.
-        order = ids.flatten().argsort(stable=True)
-        tokens = order // self.selected
-        weights = weights.flatten()[order]
-        counts = torch.bincount(ids.flatten(), minlength=self.experts.w1.shape[0]).tolist()
-        start = 0
-        for expert, count in enumerate(counts):
-            if count == 0:
-                continue
-            mine = tokens[start : start + count]
-            w = (self.experts.w1[expert], self.experts.w3[expert], self.experts.w2[expert])
-            y = self._expert(quantised[mine], w, weights[start : start + count])
-            total = total.index_add(0, mine, y.to(total.dtype))
-            start += count
+        gathered = ids.numel() * self.experts.w13[0].numel()
+        routed = self._few_rows if gathered <= _MOST_GATHERED else self._many_rows
+        total = routed(quantised, ids, weights) + self._shared(quantised)
         return total.to(x.dtype).view_as(x)

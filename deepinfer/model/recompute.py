@@ -76,7 +76,7 @@ class RecomputeState:
 
     def truncate(self, layer: int) -> None:
         """All rows go on through all layers."""
-        return None
+        return
 
     def visible(self, layer: int) -> Tensor:
         """Entries that each position may see [T]: complete groups only."""

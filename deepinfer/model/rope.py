@@ -26,5 +26,5 @@ class RotaryTables(nn.Module):
         self.register_buffer("compressed", compressed, persistent=False)
 
     def rotations(self, positions: Tensor, ratio: int, dtype: torch.dtype) -> Tensor:
-        """Complex rotations [..., d/2] of `positions` [...] for a layer of compress ratio `ratio`."""
+        """Complex rotations [..., d/2] of `positions` [...] for a layer of ratio `ratio`."""
         return rotation(positions, self.compressed if ratio else self.base, dtype)

@@ -76,7 +76,9 @@ class StepLayout:
         """Complete groups of `ratio` tokens at each row [T]."""
         return (self.positions + 1) // ratio
 
-    def lookback(self, ring: int, length: int, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def lookback(
+        self, ring: int, length: int, floor: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Places of the tokens `length - 1` to 0 positions before each row, oldest first.
 
         Places index the concatenation of the sequences' rings [B * ring] and this forward's rows
@@ -98,7 +100,7 @@ class StepLayout:
         return torch.where(valid, places, 0), valid
 
     def ring_writes(self, ring: int) -> tuple[Tensor, Tensor]:
-        """Rows that a ring of `ring` tokens must keep, and their flat places slot * ring + p % ring."""
+        """Rows that rings of `ring` tokens keep, and their places slot * ring + p % ring."""
         keep = np.flatnonzero(self._host_left <= ring)
         places = self._host_slots[keep] * ring + self.host_positions[keep] % ring
         return self._device(keep), self._device(places)

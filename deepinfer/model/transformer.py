@@ -12,23 +12,11 @@ from deepinfer.config import ModelConfig
 from deepinfer.model.block import Block
 from deepinfer.model.dspark import Drafter
 from deepinfer.model.engram import Engram
-from deepinfer.model.linear import Precision, WideLinear, parameter
+from deepinfer.model.linear import Embedding, Precision, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.rope import RotaryTables
 from deepinfer.model.state import SequenceState
 from deepinfer.ops.hyper_connection import collapse
-
-
-class Embedding(nn.Module):
-    """Token embeddings [V, H]."""
-
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = parameter(rows, columns, dtype=dtype)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Ids [...] to rows [..., H]."""
-        return self.weight[token_ids]
 
 
 class Layer(Block):

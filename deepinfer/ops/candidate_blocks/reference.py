@@ -26,9 +26,7 @@ def candidate_blocks(scores: Tensor, visible: Tensor, block_size: int, blocks: i
     """
     entries = scores.shape[-1]
     count = -(-entries // block_size)
-    padded = torch.nn.functional.pad(
-        scores, (0, count * block_size - entries), value=float("-inf")
-    )
+    padded = torch.nn.functional.pad(scores, (0, count * block_size - entries), value=float("-inf"))
     best = padded.unflatten(-1, (count, block_size)).amax(-1)
     newest = torch.div(visible - 1, block_size, rounding_mode="floor").unsqueeze(-1)
     numbers = torch.arange(count, device=scores.device)

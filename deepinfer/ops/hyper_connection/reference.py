@@ -3,20 +3,53 @@
 Knows the residual streams of one sublayer; must not know what the sublayer computes.
 """
 
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.numerics import accumulate_dtype
 
 
-def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Near doubly stochastic matrices from [..., S, S] logits; the first pass counts as one."""
-    matrix = torch.softmax(logits, dim=-1) + eps
-    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    return matrix
+@cache
+def _constants(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """0/1 matrices [S*S, S*S] that sum the rows and columns of flat S x S matrices, and which of
+    the three scales belongs to each of the S * (2 + S) mixing values.
+    """
+    ones, eye = torch.ones(count, count), torch.eye(count)
+    rows, columns = torch.kron(eye, ones), torch.kron(ones, eye)
+    parts = torch.arange(3).repeat_interleave(torch.tensor([count, count, count * count]))
+    return rows.to(device, dtype), columns.to(device, dtype), parts.to(device)
+
+
+def _sinkhorn(logits: Tensor, count: int, iterations: int, eps: float) -> Tensor:
+    """Near doubly stochastic matrices from flat [..., S * S] logits; the first pass counts as one.
+
+    A pass divides rows, then columns, by their sums + eps; the first row division is the softmax.
+    """
+    rows, columns, _ = _constants(count, logits.dtype, logits.device)
+    matrices = torch.softmax(logits.unflatten(-1, (count, count)), dim=-1) + eps
+    flat = matrices.reshape(-1, count * count)
+    divisors = [columns, *[rows, columns] * (iterations - 1)]
+    if logits.device.type == "cpu" and not logits.requires_grad:
+        _divide_in_place(flat.numpy(), [divisor.numpy() for divisor in divisors], eps)
+    else:
+        for divisor in divisors:
+            flat = flat / (flat @ divisor + eps)
+    return flat.view_as(matrices)
+
+
+def _divide_in_place(flat: Any, divisors: list[Any], eps: float) -> None:
+    """The passes in numpy: the same arithmetic, for 2 us a pass and row where torch takes 9."""
+    sums = np.empty_like(flat)
+    for divisor in divisors:
+        np.dot(flat, divisor, out=sums)
+        np.add(sums, eps, out=sums)
+        np.divide(flat, sums, out=flat)
 
 
 def mixes(
@@ -46,10 +79,11 @@ def mixes(
     flat = streams.flatten(-2).to(accumulate_dtype(streams.dtype))
     inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + norm_eps)
     m = torch.nn.functional.linear(flat, fn) * inverse
-    pre = torch.sigmoid(m[..., :count] * scale[0] + base[:count]) + hc_eps
-    post = 2.0 * torch.sigmoid(m[..., count : 2 * count] * scale[1] + base[count : 2 * count])
-    logits = m[..., 2 * count :] * scale[2] + base[2 * count :]
-    return pre, post, _sinkhorn(logits.unflatten(-1, (count, count)), iterations, hc_eps)
+    parts = _constants(count, fn.dtype, fn.device)[-1]
+    m = torch.addcmul(base, m, scale[parts])
+    gates = torch.sigmoid(m[..., : 2 * count])
+    comb = _sinkhorn(m[..., 2 * count :], count, iterations, hc_eps)
+    return gates[..., :count] + hc_eps, 2.0 * gates[..., count:], comb
 
 
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:
