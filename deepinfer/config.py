@@ -5,7 +5,7 @@ Knows names, defaults and derived values; must not know torch, files or the envi
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 from deepinfer.errors import ConfigError
@@ -164,6 +164,7 @@ class EngineOptions:
     """
 
     model: str
+    _: KW_ONLY
     tokenizer: str | None = None
     device: DeviceName | None = None
     dtype: DtypeName | None = None

@@ -73,6 +73,9 @@ def load_model(
     specs = list(tensor_specs(config))
     with CheckpointReader(folder) as reader, torch.inference_mode(False), torch.no_grad():
         _check_inventory(reader, specs)
+        note = reader.note()
+        if note:
+            warn_once(f"{folder}: {note}")
         filled = _Filler(model, device)
         for spec in specs if progress is None else progress(specs, len(specs)):
             filled.fill(spec, reader)

@@ -91,6 +91,12 @@ class CheckpointReader:
                 ) from None
         return self._files[file]
 
+    def note(self) -> str | None:
+        """What the writer of the files wanted users to be told, from the files' metadata."""
+        files = sorted({file for file, _ in self._home.values()})
+        notes = [(self._open(file).metadata() or {}).get("note") for file in files]
+        return next((note for note in notes if note), None)
+
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """safetensors dtype name and shape of tensor `name`, without reading its data."""
         file, stored = self._home[name]

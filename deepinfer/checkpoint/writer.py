@@ -104,6 +104,7 @@ def write_checkpoint(
     tokenizer: Tokenizer,
     values: Values,
     shard_bytes: int = 5 * 2**30,
+    note: str | None = None,
 ) -> None:
     """Write config.json, tokenizer.json and safetensors into `folder`, made if needed.
 
@@ -111,6 +112,7 @@ def write_checkpoint(
         config: a complete config.json (see `complete_config`).
         values: logical values [out, in] of each tensor; quantised here.
         shard_bytes: largest safetensors file; more than one gets an index.
+        note: shown to everybody who loads the checkpoint.
 
     Raises:
         ConfigError: the config is not valid; CheckpointError: values of a wrong shape.
@@ -119,12 +121,13 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
+    metadata = {"format": "pt"} | ({"note": note} if note else {})
     weight_map: dict[str, str] = {}
     files: list[Path] = []
     total = 0
     for number, shard in enumerate(_shards(parsed, values, shard_bytes), start=1):
         file = folder / f"part-{number:05d}.safetensors"
-        save_file(shard, file, metadata={"format": "pt"})
+        save_file(shard, file, metadata=metadata)
         file.chmod(0o644)  # the library makes files that only their owner can read
         files.append(file)
         weight_map.update(dict.fromkeys(shard, file.name))

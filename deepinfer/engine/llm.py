@@ -5,28 +5,18 @@ Knows how the parts are put together; must not know how a step works.
 
 import dataclasses
 import difflib
-import os
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
-import torch
-from rich.progress import track
-
-from deepinfer.checkpoint.hf_config import load_model_config
-from deepinfer.checkpoint.loader import load_model
-from deepinfer.checkpoint.names import TensorSpec
-from deepinfer.checkpoint.token_map import checked_token_map
-from deepinfer.checkpoint.tokenizer import Tokenizer
-from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, resolve
+from deepinfer.config import EngineOptions
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.loading import Loaded, load
 from deepinfer.engine.output import OutputText, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
-from deepinfer.env import read_environment
 from deepinfer.errors import ConfigError, RequestError
-from deepinfer.model.linear import Precision
 from deepinfer.sampling.params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -41,18 +31,6 @@ def _options(model: str | Path, settings: dict[str, Any]) -> EngineOptions:
     return EngineOptions(model=str(model), **settings)
 
 
-def _precision(config: EngineConfig) -> Precision:
-    """Matrices are kept in float32 on CPUs, few of which multiply bfloat16 (same values)."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    narrow = config.device == "cuda" and dtype == torch.bfloat16
-    matrix = dtype if narrow or dtype == torch.float64 else torch.float32
-    return Precision(dtype, matrix, config.act_quant)
-
-
-def _with_bar(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:
-    return track(specs, description="loading", total=count, transient=True)
-
-
 class LLM:
     """A checkpoint ready to generate.
 
@@ -63,31 +41,29 @@ class LLM:
 
     Attributes:
         config: every setting, decided; decisions: who decided it.
+        model_config, tokenizer, model: what was loaded.
 
     Raises:
         ConfigError, CheckpointError, TokenizerError: see each; nothing is loaded by halves.
     """
 
     def __init__(self, model: str | Path, *, progress: bool = False, **settings: Any) -> None:
-        options = _options(model, settings)
-        folder = Path(options.model)
-        self.model_config = load_model_config(folder)
-        host = Host(cuda=torch.cuda.is_available(), cores=os.cpu_count() or 1)
-        self.config: EngineConfig
-        self.decisions: list[Decision]
-        self.config, self.decisions = resolve(options, read_environment(), self.model_config, host)
-        torch.set_num_threads(self.config.threads)
-        self.tokenizer = Tokenizer.load(Path(self.config.tokenizer))
-        device = torch.device(self.config.device)
-        token_map = None
-        if self.model_config.engram_layer_ids:
-            classes = self.model_config.engram_compressed_vocab_size
-            token_map = torch.tensor(checked_token_map(self.tokenizer.inner, classes)).to(device)
-        loaded = load_model(
-            folder, self.model_config, _precision(self.config), device,
-            progress=_with_bar if progress else None,
-        )  # fmt: skip
-        self._engine = Engine(self.config, loaded, token_map)
+        self._start(load(_options(model, settings), progress))
+
+    @classmethod
+    def from_options(cls, options: EngineOptions, *, progress: bool = False) -> Self:
+        """The same from an options object."""
+        llm = cls.__new__(cls)
+        llm._start(load(options, progress))
+        return llm
+
+    def _start(self, loaded: Loaded) -> None:
+        self.config = loaded.config
+        self.decisions = loaded.decisions
+        self.model_config = loaded.model_config
+        self.tokenizer = loaded.tokenizer
+        self.model = loaded.model
+        self._engine = Engine(loaded.config, loaded.model, loaded.token_map)
         self._count = 0
         self._inbox: dict[str, deque[StreamChunk]] = {}
 
@@ -131,11 +107,20 @@ class LLM:
         Raises:
             RequestError: the prompt or a parameter cannot be served.
         """
-        request = self._request(prompt, sampling_params or SamplingParams())
-        self._engine.add(request)
-        return self._chunks(request)
+        return self.chunks(self.submit(prompt, sampling_params or SamplingParams()))
 
-    def _chunks(self, request: Request) -> Iterator[StreamChunk]:
+    def submit(self, prompt: Prompt, sampling_params: SamplingParams) -> Request:
+        """Check and queue one prompt; `chunks` of the result runs it.
+
+        Raises:
+            RequestError: the prompt or a parameter cannot be served.
+        """
+        request = self._request(prompt, sampling_params)
+        self._engine.add(request)
+        return request
+
+    def chunks(self, request: Request) -> Iterator[StreamChunk]:
+        """The chunks of a submitted request; closing the iterator aborts it."""
         inbox = self._inbox[request.request_id]
         try:
             while request.finish_reason is None or inbox:

@@ -27,7 +27,7 @@ class SamplingParams:
         top_p: only the smallest set of most likely tokens whose mass reaches it; in (0, 1].
         min_p: tokens below min_p times the largest probability are dropped; in [0, 1].
         seed: key of the random draws, in [0, 2^64); None = the engine picks one.
-        stop: a string or a list of strings that end the text, cut right before; a tuple afterwards.
+        stop: a string or several that end the text, cut right before; a tuple afterwards.
         stop_token_ids: tokens that end the request besides the end-of-sequence token.
         ignore_eos: the end-of-sequence token does not end the request.
         logprobs: alternatives reported with every generated token, 0..20; None = no report.

@@ -117,7 +117,11 @@ def _shape_values(
 
 
 def write_random_checkpoint(
-    folder: Path, config: Mapping[str, Any] | None = None, seed: int = 0, outliers: bool = False
+    folder: Path,
+    config: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    outliers: bool = False,
+    note: str | None = None,
 ) -> None:
     """Write a complete random checkpoint; `config` defaults to `tiny_config()`."""
     config = tiny_config() if config is None else config
@@ -125,4 +129,4 @@ def write_random_checkpoint(
     config = complete_config(config, tokenizer)
     config["image_token_id"] = tokenizer.token_to_id(IMAGE)
     config["text_config"]["dspark_noise_token_id"] = tokenizer.token_to_id(NOISE)
-    write_checkpoint(folder, config, tokenizer, random_values(seed, outliers))
+    write_checkpoint(folder, config, tokenizer, random_values(seed, outliers), note=note)

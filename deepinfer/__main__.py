@@ -1,0 +1,5 @@
+"""`python -m deepinfer` is the `deepinfer` command."""
+
+from deepinfer.cli import main
+
+main()

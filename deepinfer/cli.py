@@ -1,0 +1,195 @@
+"""The command line: options, help texts and exit statuses.
+
+Knows names and documentation of options; the commands package does the work.
+"""
+
+import json
+import logging
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+
+from deepinfer import __version__
+from deepinfer.config import EngineOptions
+from deepinfer.errors import DeepInferError
+from deepinfer.sampling.params import SamplingParams
+
+app = App(
+    name="deepinfer",
+    help="Run DeepSeek-V4.1 checkpoints on NVIDIA Hopper GPUs and on CPUs.",
+    version=__version__,
+)
+bench = App(name="bench", help="Measure speed.")
+app.command(bench)
+
+Options = Annotated[EngineOptions, Parameter(name="*")]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Switch = Parameter(negative="")
+
+
+@dataclass(frozen=True)
+class _TerminalSampling(SamplingParams):
+    """SamplingParams with a default that suits a reader rather than a program."""
+
+    max_tokens: int = 128
+
+
+Sampling = Annotated[_TerminalSampling, Parameter(name="*")]
+
+
+@app.command
+def generate(
+    options: Options,
+    *,
+    prompt: str | None = None,
+    prompt_token_ids: str | None = None,
+    prompt_file: str | None = None,
+    sampling: Sampling = _TerminalSampling(),
+    echo: Annotated[bool, Switch] = False,
+    as_json: Json = False,
+) -> int:
+    """Continue a prompt; text appears as it is generated, a summary follows on standard error.
+
+    Parameters
+    ----------
+    prompt:
+        Text to continue.
+    prompt_token_ids:
+        Token ids to continue, like 0,5,9, or @FILE with such a list.
+    prompt_file:
+        File whose text to continue, - for standard input.
+    echo:
+        Show the prompt before the reply.
+    as_json:
+        Print one JSON object at the end instead: token_ids, text, finish_reason, usage, speed, ...
+    """
+    from deepinfer.commands.generate import generate as run
+
+    return run(
+        options, sampling, prompt=prompt, prompt_token_ids=prompt_token_ids,
+        prompt_file=prompt_file, echo=echo, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command
+def dump(options: Options, *, token_ids: str, out: Path, mode: str = "recompute") -> None:
+    """Write logits and residual streams of a token sequence to a safetensors file.
+
+    The file holds logits [T, V] and streams.<i> [T, S, H] (the state that enters block i before its
+    n-gram update), all float32.
+
+    Parameters
+    ----------
+    token_ids:
+        Token ids like 0,5,9, or @FILE with such a list.
+    out:
+        File to write.
+    mode:
+        recompute (no cache), cached (one forward through the cache) or chunked:N (N tokens each).
+    """
+    from deepinfer.commands.dump import dump as run
+    from deepinfer.commands.generate import parse_token_ids
+
+    tensors = run(options, parse_token_ids(token_ids), out, mode)
+    print(f"{out}: logits {list(tensors['logits'].shape)} and {len(tensors) - 1} streams")
+
+
+@app.command
+def doctor(model: Path | None = None, *, as_json: Json = False) -> None:
+    """Say what this machine can run, and why not more.
+
+    Parameters
+    ----------
+    model:
+        Checkpoint folder to examine, besides the released checkpoint.
+    as_json:
+        Print JSON instead of a table.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from deepinfer.commands.doctor import examine
+
+    findings = examine(model)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+        return
+    table = Table(box=box.SIMPLE, show_header=False)
+    marks = {"ok": "[green]yes[/]", "missing": "[red]no[/]", "note": "[yellow]note[/]", "": ""}
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.subject, finding.fact)
+    Console().print(table)
+
+
+@bench.command(name="cpu")
+def bench_cpu(
+    options: Options,
+    *,
+    prompt_tokens: int = 512,
+    output_tokens: int = 64,
+    repeats: int = 3,
+    as_json: Json = False,
+) -> None:
+    """Tokens per second of one sequence on the CPU: prefill, decode, and where the time goes.
+
+    Parameters
+    ----------
+    prompt_tokens:
+        Tokens of the random prompt.
+    output_tokens:
+        Tokens to generate after it.
+    repeats:
+        How often to measure; the median counts, the best is shown too.
+    as_json:
+        Print JSON instead of a table.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from deepinfer.commands.bench_cpu import measure
+
+    result = measure(replace(options, device="cpu"), prompt_tokens, output_tokens, repeats)
+    phases = [result["prefill"], result["decode"]]
+    if as_json:
+        print(json.dumps({**result, "prefill": asdict(phases[0]), "decode": asdict(phases[1])}))
+        return
+    table = Table("", "prefill", "decode", box=box.SIMPLE)
+    table.add_row("tokens/s (median)", *(f"{phase.tokens_per_s:,.1f}" for phase in phases))
+    table.add_row("tokens/s (best)", *(f"{phase.best_tokens_per_s:,.1f}" for phase in phases))
+    for part in phases[1].shares:
+        table.add_row(f"time in {part}", *(f"{p.shares.get(part, 0):.0%}" for p in phases))
+    settings = {k: v for k, v in result.items() if k not in ("prefill", "decode")}
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
+    console.print(table)
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point; exit status 0, 1 when a reply broke off, 2 for a wrong request or setting."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.addLevelName(logging.WARNING, "note")
+    try:
+        status = app(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        _fail(f"{error} (see deepinfer --help)")
+    except DeepInferError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away: that is its right.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(status or 0)

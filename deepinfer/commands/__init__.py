@@ -1,0 +1,1 @@
+"""What the subcommands of the command line do; each module is one of them."""

@@ -1,0 +1,83 @@
+"""From options to a loaded model: the order in which a checkpoint folder is read and checked.
+
+Knows which parts depend on which; must not know requests.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from deepinfer.checkpoint.hf_config import load_model_config
+from deepinfer.checkpoint.loader import load_model
+from deepinfer.checkpoint.names import TensorSpec
+from deepinfer.checkpoint.token_map import checked_token_map
+from deepinfer.checkpoint.tokenizer import Tokenizer
+from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, ModelConfig, resolve
+from deepinfer.env import read_environment
+from deepinfer.model.linear import Precision
+from deepinfer.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory with every setting decided.
+
+    Attributes:
+        token_map: [V] int64 n-gram class of every token id, None without n-gram layers.
+    """
+
+    config: EngineConfig
+    decisions: list[Decision]
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    model: Transformer
+    token_map: Tensor | None
+
+
+def this_host() -> Host:
+    """What this machine offers."""
+    return Host(cuda=torch.cuda.is_available(), cores=os.cpu_count() or 1)
+
+
+def load(options: EngineOptions, progress: bool = False) -> Loaded:
+    """Decide the settings and load the checkpoint; `progress` shows a bar.
+
+    Also sets the number of CPU threads of this process, and exact sums in CUDA matrix products.
+
+    Raises:
+        ConfigError, CheckpointError, TokenizerError: what is wrong with which file or setting.
+    """
+    folder = Path(options.model)
+    model_config = load_model_config(folder)
+    config, decisions = resolve(options, read_environment(), model_config, this_host())
+    tokenizer = Tokenizer.load(Path(config.tokenizer))
+    device = torch.device(config.device)
+    token_map = None
+    if model_config.engram_layer_ids:
+        classes = checked_token_map(tokenizer.inner, model_config.engram_compressed_vocab_size)
+        # Ids past the tokenizer's last (padding rows of the embedding) count as padding.
+        pad = classes[model_config.engram_pad_token_id]
+        classes += [pad] * (model_config.vocab_size - len(classes))
+        token_map = torch.tensor(classes, dtype=torch.int64, device=device)
+    torch.set_num_threads(config.threads)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    bar = _with_bar if progress else None
+    model = load_model(folder, model_config, _precision(config), device, bar)
+    return Loaded(config, decisions, model_config, tokenizer, model, token_map)
+
+
+def _precision(config: EngineConfig) -> Precision:
+    """Matrices are kept in float32 on CPUs, few of which multiply bfloat16 (same values)."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    narrow = config.device == "cuda" and dtype == torch.bfloat16
+    matrix = dtype if narrow or dtype == torch.float64 else torch.float32
+    return Precision(dtype, matrix, config.act_quant)
+
+
+def _with_bar(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:
+    return track(specs, description="loading", total=count, transient=True)
