@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
 from deepinfer.model.linear import Linear, Precision, WideLinear, parameter
+from deepinfer.ops.grouped_linear import grouped_linear
 from deepinfer.ops.moe_gate import moe_gate
 from deepinfer.ops.swiglu import swiglu
 
@@ -92,24 +93,17 @@ class MixtureOfExperts(nn.Module):
 
     def _many_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The same with rows sorted by expert, so that each expert multiplies its rows once."""
+        experts = self.experts
         order = ids.flatten().argsort(stable=True)
-        tokens = order // self.selected
-        weights = weights.flatten()[order]
-        total = torch.zeros_like(x, dtype=self.precision.accumulate)
-        counts = torch.bincount(ids.flatten(), minlength=self.experts.w13.shape[0]).tolist()
-        start = 0
-        for expert, count in enumerate(counts):
-            if count == 0:
-                continue
-            mine = tokens[start : start + count]
-            w13, w2 = self.experts.w13[expert], self.experts.w2[expert]
-            both = nn.functional.linear(x[mine].to(w13.dtype), w13.flatten(0, 1)).to(x.dtype)
-            gate, up = both.chunk(2, dim=-1)
-            hidden = self._activate(gate, up, weights[start : start + count]).to(w2.dtype)
-            y = nn.functional.linear(hidden, w2).to(x.dtype)
-            total = total.index_add(0, mine, y.to(total.dtype))
-            start += count
-        return total
+        numbers = torch.arange(experts.w2.shape[0], device=ids.device)
+        ends = torch.searchsorted(ids.flatten()[order], numbers, right=True).to(torch.int32)
+        sorted_rows = x.index_select(0, order // self.selected).to(experts.w2.dtype)
+        both = grouped_linear(sorted_rows, experts.w13.flatten(1, 2), ends).to(x.dtype)
+        gate, up = both.chunk(2, dim=-1)
+        hidden = self._activate(gate, up, weights.flatten()[order])
+        y = grouped_linear(hidden.to(experts.w2.dtype), experts.w2, ends).to(x.dtype)
+        y = y.index_select(0, order.argsort()).to(self.precision.accumulate)
+        return y.unflatten(0, (-1, self.selected)).sum(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] to [..., H]; routed and shared outputs are summed in float32, rounded once."""
