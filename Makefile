@@ -34,7 +34,7 @@ help: ## list the targets
 	  do printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 demo: $(STAMP) ## set up, then let the shipped model continue PROMPT
-	$(BIN)/deepinfer generate models/demo --prompt "$$PROMPT"
+	$(BIN)/deepinfer generate models/demo --prompt "$$PROMPT" --echo
 
 test: $(STAMP) ## set up, then run the tests
 	$(BIN)/python -m pytest

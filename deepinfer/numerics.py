@@ -7,6 +7,7 @@ Rounding functions are straight-through for autograd: the gradient passes as if 
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ MXFP4_AMAX_FLOOR = E2M1_MAX * 2.0**-126
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+@cache
+def constant(value: float, dtype: torch.dtype) -> Tensor:
+    """`value` as an operand for tensors of `dtype` on any device.
+
+    An operation with a Python number makes a tensor of it first, which on a CPU costs as much as
+    the operation itself; the reference path of a small model consists of little else.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=dtype, device="cpu")
+
+
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums over `dtype` values are taken: float64 for itself, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -36,7 +48,9 @@ def ceil_power_of_two(x: Tensor) -> Tensor:
         bits = x.view(torch.int64)
         return ((bits + (2**52 - 1)) & ~(2**52 - 1)).view(torch.float64)
     bits = x.view(torch.int32)
-    return ((bits + 0x7FFFFF) & -0x800000).view(torch.float32)
+    return ((bits + constant(0x7FFFFF, torch.int32)) & constant(-0x800000, torch.int32)).view(
+        torch.float32
+    )
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
@@ -122,7 +136,7 @@ def straight_through(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 def fp8_scale(groups: Tensor) -> Tensor:
     """Power-of-two scale of each group of the last axis: 2^ceil(log2(max(amax, 1e-4) / 448))."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(FP8_AMAX_FLOOR)
-    return ceil_power_of_two(amax / E4M3_MAX)
+    return ceil_power_of_two(amax / constant(E4M3_MAX, amax.dtype))
 
 
 def fp4_scale(groups: Tensor) -> Tensor:
@@ -135,4 +149,4 @@ def fp4_scale(groups: Tensor) -> Tensor:
 def mxfp4_scale(groups: Tensor) -> Tensor:
     """Power-of-two scale of each group: 2^ceil(log2(max(amax, 6 * 2^-126) / 6))."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(MXFP4_AMAX_FLOOR)
-    return ceil_power_of_two(amax / E2M1_MAX)
+    return ceil_power_of_two(amax / constant(E2M1_MAX, amax.dtype))

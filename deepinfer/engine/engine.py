@@ -23,6 +23,11 @@ from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.sampler import LogitsError, sample
 
 
+# Multiply-adds of one square matrix product below which a second CPU thread costs more than it
+# brings: handing out and joining the work of a few thousand tiny operations.
+_PARALLEL_WORK = 2_000_000
+
+
 class Engine:
     """Continuous batching of requests on one device.
 
@@ -71,9 +76,15 @@ class Engine:
         plan = self._plan()
         if not plan:
             return []
+        if self.device.type == "cpu":
+            self._set_threads(sum(count for _, count in plan))
         with torch.inference_mode():
             rows, logits = self._forward(plan)
             return self._advance(plan, rows, logits)
+
+    def _set_threads(self, rows: int) -> None:
+        work = rows * self.model.config.hidden_size**2
+        torch.set_num_threads(self.config.threads if work >= _PARALLEL_WORK else 1)
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.config.max_num_seqs:

@@ -249,10 +249,9 @@ class CachedDraftState:
         keys = unpack_window(torch.cat([records, own], dim=1), self.dtype)
         slots = torch.ones(*own.shape[:2], dtype=torch.bool, device=own.device)
         valid = torch.cat([self.valid, slots], dim=1)
-        # One key list per sequence, shared by its slots. Never-written records must not reach
-        # arithmetic: they are zeroed here because shared keys are not masked per query.
-        keys = torch.where(valid.unsqueeze(-1), keys, 0.0).unsqueeze(1)
-        return attention_with_sink(queries, keys, valid.unsqueeze(1), sink, self.scale)
+        # One list of keys per sequence, shared by its slots.
+        keys, valid = keys.unsqueeze(1), valid.unsqueeze(1)
+        return attention_with_sink(queries, keys, valid, sink, self.scale)
 
 
 def observe(model: Transformer, pool: CachePool, layout: StepLayout, taps: Tensor) -> None:

@@ -37,7 +37,8 @@ class Hidden:
     Attributes:
         x: collapsed streams of the last layer [rows, H], before the final norm.
         taps: what the drafter reads [rows, A * H], None without a drafter.
-        streams: state entering each layer before its n-gram update, if asked for [rows, S, H].
+        streams: state entering each layer that ran before its n-gram update, if asked for; all rows
+            [T, S, H] up to the layer at which a truncated prefill drops some.
     """
 
     x: Tensor
@@ -92,9 +93,17 @@ class Transformer(nn.Module):
                 if kept is not None:
                     rows, state = kept
                     entering = entering.keep(rows)
+                    taps = [tap[rows] for tap in taps]
+                    if rows.numel() == 0:
+                        return self._nothing(entering.x, before)
             streams, pre = layer.finish(entering, state)
         x = collapse(streams, pre)
         return Hidden(x, torch.cat(taps, dim=-1) if taps else None, before)
+
+    def _nothing(self, x: Tensor, before: list[Tensor]) -> Hidden:
+        """The result when no row goes on: no layer or kernel has to work on 0 rows [0, H]."""
+        taps = len(self.config.dspark_target_layer_ids)
+        return Hidden(x, x.repeat(1, taps) if taps else None, before)
 
     def logits(self, x: Tensor) -> Tensor:
         """Collapsed streams [..., H] to logits [..., V], float32 or wider."""

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 ARCHITECTURE: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 192, "num_hidden_layers": 7, "num_attention_heads": 6,
     "head_dim": 64, "qk_rope_head_dim": 16, "q_lora_rank": 96, "o_groups": 2, "o_lora_rank": 96,
-    "moe_intermediate_size": 96, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "compress_ratios": [0, 0, 2, 2, 1, 1, 1, 0, 0], "kv_source_layer_ids": [2, 4],
     "index_source_layer_ids": [2, 4, 6], "candidate_source_layer_id": 4, "index_n_heads": 4,
     "index_head_dim": 32, "index_topk": 64, "candidate_topk_blocks": 32, "candidate_block_size": 8,

@@ -6,7 +6,7 @@ Knows one tensor and its weight; must not know where in the model it stands.
 import torch
 from torch import Tensor
 
-from deepinfer.numerics import accumulate_dtype
+from deepinfer.numerics import accumulate_dtype, constant
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -21,5 +21,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., C] in the dtype of `x`; the weight is applied before the only rounding.
     """
     wide = x.to(accumulate_dtype(x.dtype))
-    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + constant(eps, wide.dtype))
     return (weight * (wide * inverse)).to(x.dtype)

@@ -1,0 +1,154 @@
+"""Train the demo checkpoint from scratch: `python tools/train_demo.py --out models/demo`.
+
+Knows the order of the parts; the parts are in demo_corpus (text) and demo_training (learning).
+Needs the packages of the `demo` extra. About nine minutes on one H200.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepinfer.checkpoint.hf_config import parse_model_config
+from deepinfer.checkpoint.loader import parameter_slot
+from deepinfer.checkpoint.names import TensorSpec
+from deepinfer.checkpoint.token_map import build_token_map
+from deepinfer.checkpoint.writer import write_checkpoint
+from deepinfer.model.linear import Precision
+from deepinfer.model.transformer import Transformer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from demo_corpus.corpus import build_tokenizer, fill_batch
+from demo_training.backbone import Batch, Trainer, train_backbone
+from demo_training.drafter import DrafterTrainer, train_drafter
+from demo_training.fake_quant import make_trainable, master_values
+from demo_training.initialise import initialise
+from demo_training.recipe import DrafterTraining, Training, demo_config
+
+
+class _Batches(Dataset[tuple[Tensor, Tensor]]):
+    """Batch number i of one kind, made on demand in a worker process."""
+
+    def __init__(self, seed: int, kind: str, shape: tuple[int, int], count: int) -> None:
+        self.seed, self.kind, self.shape, self.count = seed, kind, shape, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index >= self.count:
+            raise IndexError(index)
+        tokens, weights = fill_batch(self.seed, index, *self.shape, self.kind)
+        return torch.from_numpy(tokens.astype("int64")), torch.from_numpy(weights.astype("float32"))
+
+
+class Feed:
+    """Batches of both kinds on the device, produced ahead by worker processes."""
+
+    def __init__(
+        self, seed: int, shapes: dict[str, tuple[int, int]], counts: dict[str, int],
+        workers: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.streams = {}
+        for kind, shape in shapes.items():
+            loader: DataLoader[Any] = DataLoader(
+                _Batches(seed, kind, shape, counts[kind]),
+                batch_size=None,
+                num_workers=workers if kind == "short" else max(1, workers // 3),
+                prefetch_factor=4 if workers else None,
+                multiprocessing_context="spawn" if workers else None,
+                pin_memory=device.type == "cuda",
+            )  # fmt: skip
+            self.streams[kind] = iter(loader)
+
+    def __call__(self, kind: str) -> Batch:
+        """The next batch of a kind."""
+        tokens, weights = next(self.streams[kind])
+        return (
+            tokens.to(self.device, non_blocking=True),
+            weights.to(self.device, non_blocking=True),
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=12, help="processes that make text")
+    for kind, defaults in (("", Training()), ("drafter-", DrafterTraining())):
+        parser.add_argument(f"--{kind}steps", type=int, default=defaults.steps)
+        parser.add_argument(f"--{kind}seconds", type=float, default=defaults.seconds)
+    parser.add_argument("--small", action="store_true", help="tiny batches, to try the program")
+    return parser.parse_args()
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[Training, DrafterTraining]:
+    backbone = dataclasses.replace(Training(), steps=arguments.steps, seconds=arguments.seconds)
+    drafter = dataclasses.replace(
+        DrafterTraining(), steps=arguments.drafter_steps, seconds=arguments.drafter_seconds
+    )
+    if arguments.small:
+        backbone = dataclasses.replace(backbone, short=(2, 256), long=(1, 768), index_rows=16)
+        drafter = dataclasses.replace(drafter, short=(2, 256), anchors=16)
+    return backbone, drafter
+
+
+def main() -> None:
+    """Train, write the checkpoint and training.json with the curves."""
+    arguments = _arguments()
+    start = time.monotonic()
+
+    def log(message: str) -> None:
+        print(f"[{time.monotonic() - start:6.1f}s] {message}", flush=True)
+
+    backbone, drafter = _settings(arguments)
+    device = torch.device(arguments.device)
+    tokenizer = build_tokenizer()
+    config_json = demo_config(tokenizer)
+    config = parse_model_config(config_json)
+    log(f"tokenizer of {tokenizer.get_vocab_size()} ids")
+    shapes = {"short": backbone.short, "long": backbone.long}
+    counts = {"short": backbone.steps + drafter.steps + 64, "long": backbone.steps + 64}
+    feed = Feed(arguments.seed, shapes, counts, arguments.workers, device)
+    # Products of CPUs without bfloat16 arithmetic are far slower than in float32.
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):
+        model = Transformer(config, Precision(dtype, dtype, True))
+    make_trainable(model, dtype)
+    initialise(model, arguments.seed)
+    model.to(device)
+    token_map = torch.tensor(build_token_map(tokenizer), device=device)
+    log(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
+    curves = {
+        "backbone": train_backbone(Trainer(model, token_map, backbone), feed, arguments.seed, log),
+        "drafter": train_drafter(
+            DrafterTrainer(model, token_map, drafter), feed, arguments.seed, log
+        ),
+    }
+    master = master_values(model)
+
+    def values(spec: TensorSpec) -> Tensor:
+        name, place = parameter_slot(spec.name)
+        return master[name][place].float().cpu()
+
+    write_checkpoint(arguments.out, config_json, tokenizer, values)
+    record = {
+        "seed": arguments.seed,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "settings": {"backbone": dataclasses.asdict(backbone), "drafter": dataclasses.asdict(drafter)},
+        "curves": {name: dataclasses.asdict(curve) for name, curve in curves.items()},
+        "seconds": time.monotonic() - start,
+    }  # fmt: skip
+    (arguments.out / "training.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    log(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
