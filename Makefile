@@ -27,7 +27,7 @@ HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(
 # The packages of a virtual environment are not visible from a second one made with its interpreter.
 SHARES_TORCH := import sys; sys.prefix == sys.base_prefix or sys.exit(1); $(HAS_TORCH)
 
-.PHONY: help demo test test-slow check
+.PHONY: help demo test test-slow check gpu
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; \
@@ -67,3 +67,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'installing deepinfer'
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@mv $(UNFINISHED) $(STAMP)
+
+gpu: ## run the tests that need a CUDA GPU, with this machine's Python as it is
+	$(PYTHON) -m pytest tests/gpu -p no:cacheprovider

@@ -3,6 +3,7 @@
 Knows names and documentation of options; the commands package does the work.
 """
 
+import io
 import json
 import logging
 import sys
@@ -28,6 +29,7 @@ app.command(bench)
 Options = Annotated[EngineOptions, Parameter(name="*")]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Switch = Parameter(negative="")
+Text = Annotated[str, Parameter(allow_leading_hyphen=True)]  # "- like this", or - alone
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ Sampling = Annotated[_TerminalSampling, Parameter(name="*")]
 def generate(
     options: Options,
     *,
-    prompt: str | None = None,
+    prompt: Text | None = None,
     prompt_token_ids: str | None = None,
-    prompt_file: str | None = None,
+    prompt_file: Text | None = None,
     sampling: Sampling = _TerminalSampling(),
     echo: Annotated[bool, Switch] = False,
     as_json: Json = False,
@@ -95,6 +97,41 @@ def dump(options: Options, *, token_ids: str, out: Path, mode: str = "recompute"
 
     tensors = run(options, parse_token_ids(token_ids), out, mode)
     print(f"{out}: logits {list(tensors['logits'].shape)} and {len(tensors) - 1} streams")
+
+
+@app.command(name="eval")
+def evaluate(
+    options: Options,
+    *,
+    task: list[str] | None = None,
+    limit: int | None = None,
+    draft_items: int = 40,
+    show_wrong: Annotated[bool, Switch] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer the questions that a checkpoint ships with, and count what is right.
+
+    Parameters
+    ----------
+    task:
+        Only this task; may be given several times.
+    limit:
+        At most so many questions of each task.
+    draft_items:
+        Questions whose answers are also decoded speculatively, to rate the drafter; 0 for none.
+    show_wrong:
+        Print a few wrong answers of each task.
+    as_json:
+        Print JSON instead of a table.
+    """
+    from deepinfer.commands.evaluate import evaluate as run
+    from deepinfer.commands.evaluate import show
+
+    report = run(options, task or (), limit, draft_items)
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        show(report, show_wrong)
 
 
 @app.command
@@ -178,6 +215,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point; exit status 0, 1 when a reply broke off, 2 for a wrong request or setting."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     logging.addLevelName(logging.WARNING, "note")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
     try:
         status = app(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"

@@ -259,6 +259,7 @@ def resolve(
     """
     by_user = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
     given = {**environment, **by_user}
+    _check_types(given)
     defaults = _defaults(model, host, given)
     if given.get("device") == "auto":
         del given["device"]
@@ -282,6 +283,17 @@ def _wrong(name: str, value: Any, expected: str) -> ConfigError:
     return ConfigError(f"{name} = {value!r}; expected {expected}")
 
 
+def _check_types(given: dict[str, Any]) -> None:
+    """What defaults are worked out from has to be of the right kind first."""
+    least = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "cache_tokens": 1,
+             "page_tokens": 1, "threads": 1, "yoco_keep_tokens": 0}  # fmt: skip
+    for name, value in given.items():
+        if name in least and (type(value) is not int or value < least[name]):
+            raise _wrong(name, value, f"a whole number of at least {least[name]}")
+        if name == "act_quant" and not isinstance(value, bool):
+            raise _wrong(name, value, "true or false")
+
+
 def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str, Any]) -> None:
     for name, choices in (("dtype", get_args(DtypeName)), ("device", ("cpu", "cuda")),
                           ("yoco_prefill", get_args(TruncationMode))):  # fmt: skip
@@ -289,11 +301,6 @@ def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str
             raise _wrong(name, getattr(config, name), f"one of {', '.join(choices)}")
     if config.device == "cuda" and not host.cuda:
         raise _wrong("device", "cuda", "a machine with a CUDA GPU and a CUDA build of torch")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens",
-                 "page_tokens", "threads"):  # fmt: skip
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _wrong(name, value, "a whole number of at least 1")
     if config.max_num_batched_tokens < config.max_num_seqs:
         expected = f"at least max_num_seqs = {config.max_num_seqs}, a token for each"
         raise _wrong("max_num_batched_tokens", config.max_num_batched_tokens, expected)
@@ -321,6 +328,7 @@ def _check_truncation(config: EngineConfig, model: ModelConfig, given: dict[str,
         expected = f"at least window and rollback, {least}"
         raise _wrong("yoco_keep_tokens", config.yoco_keep_tokens, expected)
     late = [i for i in model.engram_layer_ids if i >= boundary]
+    late += [i for i in model.kv_source_layer_ids if i > boundary]
     early = [i for i in model.dspark_target_layer_ids if model.has_drafter and i < boundary]
     if late or early:
         raise _wrong(

@@ -1,6 +1,6 @@
 """Train the demo checkpoint from scratch: `python tools/train_demo.py --out models/demo`.
 
-Knows the order of the parts; the parts are in demo_corpus (text) and demo_training (learning).
+Knows the order of the parts; the parts are in demo_text (text) and demo_training (learning).
 Needs the packages of the `demo` extra. About nine minutes on one H200.
 """
 
@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from demo_text.corpus import build_tokenizer, fill_batch
+from demo_training.backbone import Batch, Trainer, train_backbone
+from demo_training.drafter import DrafterTrainer, train_drafter
+from demo_training.fake_quant import make_trainable, master_values
+from demo_training.initialise import initialise
+from demo_training.recipe import DrafterTraining, Training, demo_config
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
 from deepinfer.checkpoint.hf_config import parse_model_config
 from deepinfer.checkpoint.loader import parameter_slot
 from deepinfer.checkpoint.names import TensorSpec
@@ -19,15 +28,6 @@ from deepinfer.checkpoint.token_map import build_token_map
 from deepinfer.checkpoint.writer import write_checkpoint
 from deepinfer.model.linear import Precision
 from deepinfer.model.transformer import Transformer
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-
-from demo_corpus.corpus import build_tokenizer, fill_batch
-from demo_training.backbone import Batch, Trainer, train_backbone
-from demo_training.drafter import DrafterTrainer, train_drafter
-from demo_training.fake_quant import make_trainable, master_values
-from demo_training.initialise import initialise
-from demo_training.recipe import DrafterTraining, Training, demo_config
 
 
 class _Batches(Dataset[tuple[Tensor, Tensor]]):
@@ -142,7 +142,10 @@ def main() -> None:
         "seed": arguments.seed,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "settings": {"backbone": dataclasses.asdict(backbone), "drafter": dataclasses.asdict(drafter)},
+        "settings": {
+            "backbone": dataclasses.asdict(backbone),
+            "drafter": dataclasses.asdict(drafter),
+        },
         "curves": {name: dataclasses.asdict(curve) for name, curve in curves.items()},
         "seconds": time.monotonic() - start,
     }  # fmt: skip

@@ -22,9 +22,7 @@ def main() -> None:
     if arguments.config is not None:
         config = json.loads(arguments.config.read_text(encoding="utf-8"))
     note = f"random weights (seed {arguments.seed}): what it writes is noise, not language"
-    write_random_checkpoint(
-        arguments.folder, config, arguments.seed, arguments.outliers, note=note
-    )
+    write_random_checkpoint(arguments.folder, config, arguments.seed, arguments.outliers, note=note)
     print(f"wrote {arguments.folder}")
 
 

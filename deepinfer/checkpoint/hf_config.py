@@ -39,6 +39,8 @@ _FIXED_QUANTIZATION: dict[str, Any] = {
 # Keys without influence on inference, accepted with any value.
 _IGNORED = {"initializer_range", "use_cache", "dtype", "torch_dtype"}
 _IGNORED_TOP = {"architectures", "transformers_version", "dtype", "torch_dtype"}
+# From here on a number is a mistake, and int64 may not hold it.
+_LIMIT = 2**62
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _DEFAULTS: dict[str, Any] = {
     "gate_temp": 1.0,
@@ -71,7 +73,9 @@ def load_model_config(path: Path) -> ModelConfig:
         raise ConfigError(f"{file}: no such file; --model must name a folder with a config.json")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error})") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: expected a JSON object, found {type(data).__name__}")
@@ -86,18 +90,16 @@ def parse_model_config(data: Mapping[str, Any]) -> ModelConfig:
         )
     text = _section(data, "text_config")
     _check_quantization(_section(data, "quantization_config"))
-    _warn_unknown(data)
     values = {**_DEFAULTS, **text}
     for key in _TOKEN_IDS:
-        values.setdefault(key, data.get(key))
+        if values.get(key) is None:
+            values[key] = data.get(key)
     values["image_token_id"] = data.get("image_token_id")
-    for key, expected in _FIXED.items():
-        found = text.get(key, data.get(key, expected) if key != "model_type" else expected)
-        if found != expected:
-            raise _wrong(key, found, f"{expected!r}, the only value supported")
+    _check_fixed(data, text)
     _check_index_keys(text)
     values["vision"] = _vision(data.get("vision_config"))
     values["rope_scaling"] = _rope_scaling(values["rope_scaling"])
+    _warn_unknown(data)
     _fill_drafter_defaults(values)
     config = ModelConfig(**{name: _field(name, values) for name in get_type_hints(ModelConfig)})
     config = _canonical(config)
@@ -133,17 +135,34 @@ def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _warn_unknown(data: Mapping[str, Any]) -> None:
-    known_text = set(get_type_hints(ModelConfig)) | set(_FIXED) | _IGNORED
-    known_text |= {"index_k_source_layer_ids"}
+    known_text = set(get_type_hints(ModelConfig)) - {"vision", "image_token_id"}
+    known_text |= {"index_k_source_layer_ids", *_FIXED, *_IGNORED}
     known_top = {"model_type", "text_config", "vision_config", "quantization_config"}
     known_top |= {"image_token_id", "tie_word_embeddings", *_TOKEN_IDS, *_IGNORED_TOP}
-    vision = data.get("vision_config") or {}
     known_vision = set(get_type_hints(VisionConfig)) | {"model_type", *_IGNORED}
+    known_scaling = {*get_type_hints(RopeScaling), "rope_type", "type"}
+    text = data["text_config"]
     unknown = [key for key in data if key not in known_top]
-    unknown += [f"text_config.{key}" for key in data["text_config"] if key not in known_text]
-    unknown += [f"vision_config.{key}" for key in vision if key not in known_vision]
+    for path, section, known in (
+        ("text_config", text, known_text),
+        ("text_config.rope_scaling", text.get("rope_scaling"), known_scaling),
+        ("vision_config", data.get("vision_config"), known_vision),
+        ("quantization_config", data["quantization_config"], set(_FIXED_QUANTIZATION)),
+    ):
+        unknown += [f"{path}.{key}" for key in section or {} if key not in known]
     if unknown:
         warn_once(f"config.json: unknown keys without effect here: {', '.join(sorted(unknown))}")
+
+
+def _check_fixed(data: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Fixed keys have their value wherever they occur; true and false are no numbers here."""
+    for key, expected in _FIXED.items():
+        for section in (text, data):
+            if key not in section or (section is data and key == "model_type"):
+                continue
+            found = section[key]
+            if found != expected or isinstance(found, bool) != isinstance(expected, bool):
+                raise _wrong(key, found, f"{expected!r}, the only value supported")
 
 
 def _check_quantization(section: Mapping[str, Any]) -> None:
@@ -174,7 +193,7 @@ def _vision(section: Any) -> VisionConfig:
         raise _wrong("vision_config.num_hidden_layers", config.num_hidden_layers, "0 or more")
     if config.num_hidden_layers > 0:
         heads, width = config.num_attention_heads, config.hidden_size
-        if heads <= 0 or width % heads or (width // heads) % 4:
+        if heads <= 0 or width <= 0 or width % heads or (width // heads) % 4:
             raise _wrong("vision_config.hidden_size", width, f"{heads} heads times a multiple of 4")
     return config
 
@@ -220,7 +239,9 @@ def _field(name: str, values: Mapping[str, Any]) -> Any:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """`value` as the annotated type; whole floats pass for integers, integers for floats."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = type(value) in (int, float)
+    if number and not abs(value) < _LIMIT:  # which holds for NaN, too
+        raise _wrong(name, value, "a number below 2^62")
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int or hint == int | None:
@@ -236,7 +257,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return float(value)
         raise _wrong(name, value, "a number")
     if hint == tuple[int, ...]:
-        if isinstance(value, list) and all(type(item) is int for item in value):
+        if isinstance(value, list) and all(type(i) is int and abs(i) < _LIMIT for i in value):
             return tuple(value)
         raise _wrong(name, value, "a list of integers")
     if hint is bool:
@@ -293,6 +314,8 @@ def _increasing(config: ModelConfig, name: str) -> None:
 
 
 def _check_topology(c: ModelConfig) -> None:
+    if c.num_nextn_predict_layers < 0:
+        raise _wrong("num_nextn_predict_layers", c.num_nextn_predict_layers, "0 or more")
     blocks = c.num_hidden_layers + c.num_nextn_predict_layers
     if len(c.compress_ratios) != blocks:
         expected = f"{blocks} entries, one per backbone and draft block"
@@ -312,15 +335,12 @@ def _check_topology(c: ModelConfig) -> None:
             expected = f"a list with every KV source; {layer} is missing"
             raise _wrong("index_source_layer_ids", list(c.index_source_layer_ids), expected)
     for layer in range(c.num_hidden_layers):
+        # This makes the first layer of ratio 1 a KV source, too: no earlier one has its ratio.
         ratio = c.compress_ratios[layer]
         sources = [source for source in c.kv_source_layer_ids if source <= layer]
         if ratio and (not sources or c.compress_ratios[sources[-1]] != ratio):
             expected = f"a KV source of ratio {ratio} at or before layer {layer}"
             raise _wrong("kv_source_layer_ids", list(c.kv_source_layer_ids), expected)
-    boundary = c.boundary_layer
-    if boundary is not None and boundary not in c.kv_source_layer_ids:
-        expected = f"a list with layer {boundary}, the first of ratio 1"
-        raise _wrong("kv_source_layer_ids", list(c.kv_source_layer_ids), expected)
     _check_candidates(c)
 
 
@@ -340,13 +360,17 @@ def _check_candidates(c: ModelConfig) -> None:
 
 
 def _check_engram(c: ModelConfig) -> None:
-    _increasing(c, "engram_layer_ids")
+    layers = c.engram_layer_ids  # any order: primes are given out in it
+    if len(set(layers)) != len(layers) or any(not 0 <= i < c.num_hidden_layers for i in layers):
+        expected = f"distinct layers below {c.num_hidden_layers}"
+        raise _wrong("engram_layer_ids", list(layers), expected)
     if len(c.engram_num_embeddings) != len(c.engram_layer_ids):
         expected = f"one entry per Engram layer {list(c.engram_layer_ids)}"
         raise _wrong("engram_num_embeddings", list(c.engram_num_embeddings), expected)
     if not c.engram_layer_ids:
         return
-    _positive(c, "engram_vocab_size", "engram_n_heads", "engram_compressed_vocab_size")
+    _positive(c, "engram_vocab_size", "engram_n_heads", "engram_head_dim")
+    _positive(c, "engram_compressed_vocab_size")
     _multiple(c, 32, "engram_head_dim")
     if c.engram_max_ngram_size < 2:
         raise _wrong("engram_max_ngram_size", c.engram_max_ngram_size, "2 or more")
@@ -358,6 +382,7 @@ def _check_drafter(c: ModelConfig) -> None:
     if not c.has_drafter:
         return
     _positive(c, "dspark_block_size", "dspark_markov_rank")
+    _positive(c, "dspark_n_routed_experts", "dspark_num_experts_per_tok")
     _increasing(c, "dspark_target_layer_ids")
     if not c.dspark_target_layer_ids:
         raise _wrong("dspark_target_layer_ids", [], "at least one tapped layer")

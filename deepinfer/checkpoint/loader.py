@@ -64,15 +64,16 @@ def load_model(
     Raises:
         CheckpointError: lists missing, unknown, wrongly shaped or wrongly typed tensors.
     """
-    with torch.device("meta"):
-        model = Transformer(config, precision)
-    # Buffers (rotary tables, hash constants) are built on the CPU; only they can move now.
-    for module in model.modules():
-        for key, buffer in module.named_buffers(recurse=False):
-            setattr(module, key, buffer.to(device))
     specs = list(tensor_specs(config))
     with CheckpointReader(folder) as reader, torch.inference_mode(False), torch.no_grad():
+        # First of all: sizes in config.json that no file has may be too large to build.
         _check_inventory(reader, specs)
+        with torch.device("meta"):
+            model = Transformer(config, precision)
+        # Buffers (rotary tables, hash constants) are built on the CPU; only they can move now.
+        for module in model.modules():
+            for key, buffer in module.named_buffers(recurse=False):
+                setattr(module, key, buffer.to(device))
         note = reader.note()
         if note:
             warn_once(f"{folder}: {note}")

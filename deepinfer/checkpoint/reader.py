@@ -20,6 +20,26 @@ from deepinfer.errors import CheckpointError
 _BYTE_DTYPES = {torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.int8}
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys must differ; json would keep the last of them in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The text of a library's error on one line."""
+    return " ".join(str(error).split())
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have, as one of 300 characters
+        return False
+
+
 class CheckpointReader:
     """Tensors of one checkpoint folder, by name; a context manager that keeps the files mapped.
 
@@ -60,19 +80,31 @@ class CheckpointReader:
             raise CheckpointError(
                 f"{self.folder}: no model.safetensors and no model.safetensors.index.json"
             )
+        corrupt = sorted(ascii(name) for _, name in pairs if not name.isprintable())
+        if corrupt:
+            raise CheckpointError(
+                f"{self.folder}: control characters in tensor names: {', '.join(corrupt[:5])};"
+                " the files are corrupt, copy them again"
+            )
         prefixed = all(name.startswith("model.") for _, name in pairs)
         strip = len("model.") if prefixed else 0
         return {name[strip:]: (file, name) for file, name in pairs}
 
     def _read_index(self, index: Path) -> list[tuple[Path, str]]:
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            text = index.read_text(encoding="utf-8")
+            weight_map = json.loads(text, object_pairs_hook=_unique)["weight_map"]
             pairs = [(self.folder / str(file), str(name)) for name, file in weight_map.items()]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-            raise CheckpointError(f"{index}: not a JSON index with a weight_map") from None
-        missing = sorted({file.name for file, _ in pairs if not file.is_file()})
+        except OSError as error:
+            raise CheckpointError(f"{index}: cannot be read ({_line(error)})") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise CheckpointError(
+                f"{index}: not a JSON index with a weight_map that has every tensor once;"
+                " copy it again"
+            ) from None
+        missing = sorted({file.name for file, _ in pairs if not _is_file(file)})
         if missing:
-            raise CheckpointError(f"{self.folder}: shards of the index are missing: {missing}")
+            raise CheckpointError(f"{self.folder}: shards of the index are missing: {missing[:5]}")
         held = {file: set(self._open(file).keys()) for file in {file for file, _ in pairs}}
         absent = sorted(name for file, name in pairs if name not in held[file])
         if absent:
@@ -87,7 +119,7 @@ class CheckpointReader:
                 self._files[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
-                    f"{file}: truncated or corrupt safetensors file ({error}); copy it again"
+                    f"{file}: truncated or corrupt safetensors file ({_line(error)}); copy it again"
                 ) from None
         return self._files[file]
 
@@ -100,8 +132,11 @@ class CheckpointReader:
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """safetensors dtype name and shape of tensor `name`, without reading its data."""
         file, stored = self._home[name]
-        part = self._open(file).get_slice(stored)
-        return part.get_dtype(), tuple(part.get_shape())
+        try:
+            part = self._open(file).get_slice(stored)
+            return part.get_dtype(), tuple(part.get_shape())
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: cannot read {stored} ({_line(error)})") from None
 
     def tensor(self, name: str) -> Tensor:
         """Tensor `name` as a view of its file; FP8, FP4 and scale tensors as uint8 bytes."""
@@ -109,5 +144,5 @@ class CheckpointReader:
         try:
             tensor: Tensor = self._open(file).get_tensor(stored)
         except SafetensorError as error:
-            raise CheckpointError(f"{file}: cannot read {stored} ({error})") from None
+            raise CheckpointError(f"{file}: cannot read {stored} ({_line(error)})") from None
         return tensor.view(torch.uint8) if tensor.dtype in _BYTE_DTYPES else tensor

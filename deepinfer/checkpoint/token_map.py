@@ -25,6 +25,7 @@ def build_token_map(tokenizer: Tokenizer) -> list[int]:
             normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
         ]
     )
+    strip = normalizers.Strip()  # Python's strip takes the separators U+001C to U+001F, too
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     texts = tokenizer.decode_batch([[token] for token in range(size)], skip_special_tokens=False)
     classes: dict[str, int] = {}
@@ -34,7 +35,7 @@ def build_token_map(tokenizer: Tokenizer) -> list[int]:
             key = tokenizer.id_to_token(token) or text
         else:
             normalised = normalizer.normalize_str(text)
-            key = normalised if normalised == " " else normalised.strip() or text
+            key = normalised if normalised == " " else strip.normalize_str(normalised) or text
         result.append(classes.setdefault(key, len(classes)))
     return result
 

@@ -72,11 +72,12 @@ def _stored(spec: TensorSpec, values: Tensor) -> dict[str, Tensor]:
     if tuple(values.shape) != spec.shape:
         raise CheckpointError(f"{spec.name}: values of shape {tuple(values.shape)}; expected"
                               f" {spec.shape}")  # fmt: skip
+    # Values past the range of the stored dtype become infinite on the way into it.
+    values = values.to(torch.bfloat16 if spec.format == "bf16" else torch.float32)
     if not torch.isfinite(values).all():
         raise CheckpointError(f"{spec.name}: values that are not finite cannot be written")
     if spec.scale_name is None:
-        dtype = torch.bfloat16 if spec.format == "bf16" else torch.float32
-        return {spec.name: values.to(dtype).contiguous()}
+        return {spec.name: values.contiguous()}
     codes, scale = _QUANTISERS[spec.format](values)
     return {
         spec.name: codes.view(_STORED_VIEW[spec.format]),
@@ -115,23 +116,29 @@ def write_checkpoint(
         note: shown to everybody who loads the checkpoint.
 
     Raises:
-        ConfigError: the config is not valid; CheckpointError: values of a wrong shape.
+        ConfigError: the config is not valid; CheckpointError: values of a wrong shape, or not
+            finite. A checkpoint that `folder` holds already is left as it is then.
     """
     parsed = parse_model_config(config)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
     metadata = {"format": "pt"} | ({"note": note} if note else {})
     weight_map: dict[str, str] = {}
     files: list[Path] = []
     total = 0
-    for number, shard in enumerate(_shards(parsed, values, shard_bytes), start=1):
-        file = folder / f"part-{number:05d}.safetensors"
-        save_file(shard, file, metadata=metadata)
-        file.chmod(0o644)  # the library makes files that only their owner can read
-        files.append(file)
-        weight_map.update(dict.fromkeys(shard, file.name))
-        total += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+    try:
+        for number, shard in enumerate(_shards(parsed, values, shard_bytes), start=1):
+            file = folder / f"part-{number:05d}.safetensors"
+            files.append(file)
+            save_file(shard, file, metadata=metadata)
+            file.chmod(0o644)  # the library makes files that only their owner can read
+            weight_map.update(dict.fromkeys(shard, file.name))
+            total += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
     names = {file.name: "model.safetensors" if len(files) == 1 else
              f"model-{number:05d}-of-{len(files):05d}.safetensors"
              for number, file in enumerate(files, start=1)}  # fmt: skip

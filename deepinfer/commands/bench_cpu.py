@@ -18,6 +18,7 @@ from torch import nn
 from deepinfer import __version__
 from deepinfer.config import EngineOptions
 from deepinfer.engine.llm import LLM
+from deepinfer.errors import ConfigError
 from deepinfer.model.attention import Attention
 from deepinfer.model.compressor import Compressor
 from deepinfer.model.engram import Engram
@@ -130,13 +131,22 @@ def measure(
 
     Returns:
         host, settings, and a Phase for "prefill" and "decode".
+
+    Raises:
+        ConfigError: a count is too small to measure anything.
     """
+    counts = {"prompt_tokens": (prompt_tokens, 1), "output_tokens": (output_tokens, 2),
+              "repeats": (repeats, 1)}  # fmt: skip
+    for name, (count, least) in counts.items():
+        if count < least:
+            raise ConfigError(f"{name} = {count}; expected at least {least}")
     llm = LLM.from_options(options)
     vocabulary = min(llm.tokenizer.vocab_size, llm.model_config.vocab_size)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (prompt_tokens,), generator=generator).tolist()
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-    _seconds(llm, ids[:64], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    few = min(4, output_tokens)
+    _seconds(llm, ids[:64], SamplingParams(max_tokens=few, temperature=0.0, ignore_eos=True))
     prefill, decode = [], []
     for _ in range(repeats):
         first, *rest = _seconds(llm, ids, params)

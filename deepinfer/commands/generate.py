@@ -90,7 +90,7 @@ def generate(
     llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)
     out = sys.stdout
     start = time.perf_counter()
-    request = llm.submit(what, sampling)
+    request = llm.request(what, sampling)
     if echo and not as_json:
         out.write(what if isinstance(what, str) else llm.tokenizer.decode(what))
         out.flush()

@@ -22,7 +22,6 @@ from deepinfer.model.transformer import Transformer
 from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.sampler import LogitsError, sample
 
-
 # Multiply-adds of one square matrix product below which a second CPU thread costs more than it
 # brings: handing out and joining the work of a few thousand tiny operations.
 _PARALLEL_WORK = 2_000_000

@@ -8,8 +8,11 @@ import difflib
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
+
+import torch
 
 from deepinfer.config import EngineOptions
 from deepinfer.engine.engine import Engine
@@ -18,6 +21,7 @@ from deepinfer.engine.output import OutputText, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.speculative.greedy import GreedySpeculation, Round
 
 Prompt = str | Sequence[int]
 
@@ -87,9 +91,9 @@ class LLM:
         """
         several = _as_list(prompts)
         params = _params_for(several, sampling_params)
-        requests = [self._request(*pair) for pair in zip(several, params, strict=True)]
+        requests = [self.request(*pair) for pair in zip(several, params, strict=True)]
         for request in requests:
-            self._engine.add(request)
+            self._queue(request)
         try:
             while any(request.finish_reason is None for request in requests):
                 self._step()
@@ -104,24 +108,21 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Continue one prompt, a chunk for every token; closing the iterator aborts the request.
 
-        Raises:
-            RequestError: the prompt or a parameter cannot be served.
-        """
-        return self.chunks(self.submit(prompt, sampling_params or SamplingParams()))
-
-    def submit(self, prompt: Prompt, sampling_params: SamplingParams) -> Request:
-        """Check and queue one prompt; `chunks` of the result runs it.
+        The request queues up when the first chunk is asked for.
 
         Raises:
             RequestError: the prompt or a parameter cannot be served.
         """
-        request = self._request(prompt, sampling_params)
-        self._engine.add(request)
-        return request
+        params = SamplingParams() if sampling_params is None else sampling_params
+        return self.chunks(self.request(prompt, params))
 
     def chunks(self, request: Request) -> Iterator[StreamChunk]:
-        """The chunks of a submitted request; closing the iterator aborts it."""
-        inbox = self._inbox[request.request_id]
+        """Queue a new request at the first `next` and run it; closing the iterator aborts it.
+
+        A generator that was never started does not see that it is closed, so it must not have
+        queued anything.
+        """
+        inbox = self._queue(request)
         try:
             while request.finish_reason is None or inbox:
                 if inbox:
@@ -132,25 +133,71 @@ class LLM:
             self._engine.abort(request.request_id)
             del self._inbox[request.request_id]
 
+    def speculate(self, prompt_ids: list[int], max_tokens: int) -> Iterator[Round]:
+        """Greedy continuation of one prompt with the checkpoint's drafter, a round at a time.
+
+        The tokens equal those of plain greedy decoding; the last round is cut at `max_tokens` or
+        after the end-of-sequence token.
+
+        Raises:
+            RequestError: the prompt cannot be served; ConfigError: the checkpoint has no drafter.
+        """
+        if not self.model_config.has_drafter:
+            raise ConfigError("num_nextn_predict_layers = 0: the checkpoint has no drafter")
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        check_request(prompt_ids, params, self.config, self.model_config)
+        return self._rounds(prompt_ids, max_tokens)
+
+    @torch.inference_mode()
+    def _rounds(self, prompt_ids: list[int], max_tokens: int) -> Iterator[Round]:
+        engine = self._engine
+        blocks = engine.allocator.open()
+        try:
+            slack = self.model_config.dspark_block_size + 1
+            engine.allocator.reserve(blocks, len(prompt_ids) + max_tokens + slack)
+            one = GreedySpeculation(engine.model, engine.pool, blocks, engine.token_map,
+                                    self.config.max_num_batched_tokens)  # fmt: skip
+            token = one.prefill(prompt_ids)
+            eos, left = self.model_config.eos_token_id, max_tokens
+            yield Round([token], 0, 0, [])
+            left -= 1
+            for turn in one.rounds(token) if token != eos and left else ():
+                ids = turn.token_ids[:left]
+                if eos in ids:
+                    ids = ids[: ids.index(eos) + 1]
+                yield replace(turn, token_ids=ids, accepted=min(turn.accepted, len(ids)))
+                left -= len(ids)
+                if not left or ids[-1] == eos:
+                    return
+        finally:
+            engine.allocator.close(blocks)
+
     def _step(self) -> None:
         """One step; its chunks go to the requests' inboxes, whoever drives the engine."""
         for chunk in self._engine.step():
             self._inbox[chunk.request_id].append(chunk)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _queue(self, request: Request) -> deque[StreamChunk]:
+        self._engine.add(request)
+        return self._inbox.setdefault(request.request_id, deque())
+
+    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A checked request, not queued yet: `chunks` runs it, `Request.output` is its reply.
+
+        Raises:
+            RequestError: the prompt or a parameter cannot be served.
+        """
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling parameters {params!r}; expected SamplingParams")
         text = prompt if isinstance(prompt, str) else None
         if text == "":
             raise RequestError("the prompt is empty; expected at least one character")
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         check_request(ids, params, self.config, self.model_config)
         self._count += 1
         seed = random.getrandbits(64) if params.seed is None else params.seed
         output = OutputText(self.tokenizer.stream(), list(params.stop))
-        request = Request(str(self._count), text, ids, params, seed, output)
-        self._inbox[request.request_id] = deque()
-        return request
+        return Request(str(self._count), text, ids, params, seed, output)
 
 
 def create_llm(model: str | Path, **settings: Any) -> LLM:
@@ -158,12 +205,19 @@ def create_llm(model: str | Path, **settings: Any) -> LLM:
     return LLM(model, **settings)
 
 
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return list(prompt)
+    except TypeError:
+        raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids") from None
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    several = list(prompts)
-    if several and all(type(item) is int for item in several):
-        return [cast("list[int]", several)]
+    several = _as_ids(cast("Sequence[int]", prompts))
+    if several and not any(isinstance(item, Sequence) for item in several):
+        return [several]  # token ids, or what will be refused as such
     return cast("list[Prompt]", several)
 
 
@@ -172,6 +226,8 @@ def _params_for(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence):
+        raise RequestError(f"sampling parameters {params!r:.60}; expected SamplingParams")
     if len(params) != len(prompts):
         raise RequestError(
             f"{len(params)} sampling parameters for {len(prompts)} prompts; expected one for all"

@@ -10,7 +10,10 @@ from deepinfer.errors import OutOfPages
 
 @dataclass
 class SequenceBlocks:
-    """Pages and state slot of one sequence; `pages[i]` holds tokens i * page_tokens onwards."""
+    """Pages and state slot of one sequence; `pages[i]` holds tokens i * page_tokens onwards.
+
+    The slot is -1 once the sequence is closed.
+    """
 
     slot: int
     pages: list[int] = field(default_factory=list)
@@ -48,6 +51,7 @@ class BlockAllocator:
 
     def reserve(self, blocks: SequenceBlocks, tokens: int) -> None:
         """Make room for `tokens` tokens in all; either every page is added or none."""
+        assert blocks.slot >= 0, "pages wanted for a closed sequence"
         missing = -(-tokens // self.page_tokens) - len(blocks.pages)
         if missing > self.free_pages:
             raise OutOfPages(
@@ -57,7 +61,7 @@ class BlockAllocator:
 
     def close(self, blocks: SequenceBlocks) -> None:
         """Give back everything that a sequence owns."""
-        assert blocks.slot not in self._free_slots, f"slot {blocks.slot} closed twice"
+        assert blocks.slot >= 0, "sequence closed twice"
         self._free_pages.extend(reversed(blocks.pages))
         self._free_slots.append(blocks.slot)
-        blocks.pages = []
+        blocks.pages, blocks.slot = [], -1

@@ -130,8 +130,6 @@ class CachedState:
         """Publish the entries [T, K] that each row attends to, padded with -1."""
         ratio = self.config.compress_ratio(layer)
         visible = self.layout.visible(ratio)
-        if layer == self.config.candidate_source_layer_id:
-            self._candidates = []
         chosen = []
         for number, rows in enumerate(self.layout.sequence_slices()):
             most = self._most_visible(number, ratio)

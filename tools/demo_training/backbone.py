@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from deepinfer.model.moe import MixtureOfExperts
-from deepinfer.model.transformer import Transformer
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from deepinfer.model.moe import MixtureOfExperts
+from deepinfer.model.transformer import Transformer
 from demo_training.optimiser import Optimiser, schedule
-from demo_training.recipe import Stage, Training
+from demo_training.recipe import Training
 from demo_training.state import TrainingState, detach_indexers
 
 # (tokens int64 [B, T + 1], weights float32 [B, T + 1])
@@ -158,15 +158,14 @@ def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() >= 2 and not table and not mixing
 
 
-def _plan(settings: Training, seed: int) -> Iterator[tuple[Stage, str]]:
-    """Stage and batch kind of every step, long batches spread evenly."""
+def _kinds(settings: Training) -> Iterator[str]:
+    """Batch kind of every step; long batches are spread evenly over a stage."""
     for stage in settings.stages:
         debt = 0.0
         for _ in range(round(stage.share * settings.steps)):
             debt += stage.long
-            kind = "long" if debt >= 1.0 else "short"
-            debt -= 1.0 if kind == "long" else 0.0
-            yield stage, kind
+            yield "long" if debt >= 1.0 else "short"
+            debt -= 1.0 if debt >= 1.0 else 0.0
 
 
 def train_backbone(
@@ -181,10 +180,10 @@ def train_backbone(
     curve = Curve()
     seen = 0
     start = time.monotonic()
-    plan = list(_plan(settings, seed))
+    plan = list(_kinds(settings))
     done = 0.0
     recorded: list[Tensor] = []
-    for number, (stage, kind) in enumerate(plan):
+    for number, kind in enumerate(plan):
         spent = (time.monotonic() - start) / settings.seconds
         # The rate follows whichever of steps and seconds is further on, so that it ends at zero.
         done = max(number / len(plan), spent, done)

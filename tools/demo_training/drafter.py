@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from deepinfer.model.transformer import Transformer
-from deepinfer.ops.kv_records import round_window
-from deepinfer.ops.sparse_attention import attention_with_sink
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from deepinfer.model.transformer import Transformer
+from deepinfer.ops.kv_records import round_window
+from deepinfer.ops.sparse_attention import attention_with_sink
 from demo_training.backbone import Batch, Curve
 from demo_training.optimiser import Optimiser, schedule
 from demo_training.recipe import DrafterTraining

@@ -4,9 +4,13 @@ Knows formats and parameters; must not know data or losses.
 """
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
 from deepinfer.checkpoint.loader import parameter_slot
 from deepinfer.checkpoint.names import Format, tensor_specs
 from deepinfer.checkpoint.quant import BLOCK
+from deepinfer.model.linear import Embedding, Linear
 from deepinfer.numerics import (
     E2M1_MAX,
     E4M3_MAX,
@@ -16,8 +20,6 @@ from deepinfer.numerics import (
     round_e2m1,
     straight_through,
 )
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 _SMALLEST = 2.0**-126
 
@@ -80,24 +82,19 @@ def make_trainable(model: nn.Module, dtype: torch.dtype) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = parameter.detach().float()
             setattr(module, name, nn.Parameter(values, requires_grad=name != "bias"))
+    modules = dict(model.named_modules())
     formats: dict[str, Format] = {}
     for spec in tensor_specs(model.config):
         formats[parameter_slot(spec.name)[0]] = spec.format
-    modules = dict(model.named_modules())
     for name, stored in formats.items():
         owner, _, attribute = name.rpartition(".")
         if stored in ("fp8", "fp4"):
-            fake = FakeQuant(stored, dtype)
-        elif name.endswith((".embed.weight", ".wk.weight", "weights_proj.weight")):
-            fake = _Cast(dtype)
-        elif name.endswith("compressor.wkv.weight") and modules[owner[:-4]].ratio == 1:
-            fake = _Cast(dtype)
-        elif name == "embed.weight":
+            fake: nn.Module = FakeQuant(stored, dtype)
+        elif stored == "bf16" and type(modules[owner]) in (Linear, Embedding):
             fake = _Cast(dtype)
         else:
             continue
-        if stored != "fp8_row":
-            parametrize.register_parametrization(modules[owner], attribute, fake, unsafe=True)
+        parametrize.register_parametrization(modules[owner], attribute, fake, unsafe=True)
 
 
 class _Cast(nn.Module):

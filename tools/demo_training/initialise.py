@@ -6,8 +6,9 @@ Knows parameters by name; must not know training.
 import math
 
 import torch
-from deepinfer.config import ModelConfig
 from torch import Tensor, nn
+
+from deepinfer.config import ModelConfig
 
 
 def _mixing_base(config: ModelConfig) -> Tensor:

@@ -6,10 +6,11 @@ Knows numbers; must not know how they are used.
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from deepinfer.checkpoint.tokenizer_training import IMAGE, NOISE
 from deepinfer.checkpoint.writer import complete_config
 from deepinfer.testing.tiny import tiny_config
-from tokenizers import Tokenizer
 
 # Seven layers with every role of the released forty: 0 window only; 1 window and n-gram memory;
 # 2 KV and index source, two tokens per entry; 3 reuses 2, with n-gram memory; 4 KV, index and
@@ -24,7 +25,7 @@ ARCHITECTURE: dict[str, Any] = {
     "sliding_window": 64, "max_position_embeddings": 8192,
     "rope_scaling": {"rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
                      "original_max_position_embeddings": 512},
-    "engram_layer_ids": [1, 3], "engram_vocab_size": 2048, "engram_max_ngram_size": 4,
+    "engram_layer_ids": [1, 3], "engram_vocab_size": 6144, "engram_max_ngram_size": 4,
     "engram_n_heads": 2, "engram_head_dim": 32, "num_nextn_predict_layers": 2,
     "dspark_block_size": 5, "dspark_target_layer_ids": [4, 5, 6], "dspark_markov_rank": 32,
     "dspark_n_routed_experts": 4, "dspark_num_experts_per_tok": 2,

@@ -4,14 +4,15 @@ Knows how to answer a module's questions fast and differentiably; the formulas a
 """
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
 from deepinfer.model.recompute import RecomputeState
 from deepinfer.model.transformer import Transformer
 from deepinfer.ops.candidate_blocks import candidate_blocks
 from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.kv_records import round_window
 from deepinfer.ops.topk_select import topk_select
-from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 def document_numbers(token_ids: Tensor, bos: int) -> Tensor:
@@ -137,7 +138,7 @@ class TrainingState(RecomputeState):
 
     @staticmethod
     def _padded(mask: Tensor) -> Tensor:
-        """[B, T, S] with a column for the sink, and columns up to a multiple of 16 for the kernel."""
+        """[B, T, S] with a column for the sink, padded to a multiple of 16 for the kernel."""
         batch, length, count = mask.shape
         total = -(-(count + 1) // 16) * 16
         result = torch.zeros(batch, length, total, dtype=torch.bool, device=mask.device)

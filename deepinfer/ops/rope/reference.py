@@ -58,7 +58,8 @@ def rope(x: Tensor, rotations: Tensor, inverse: bool = False) -> Tensor:
         [..., C] in the dtype of `x`, rounded once; the first C - d channels are unchanged.
     """
     dim = 2 * rotations.shape[-1]
-    tail = x[..., -dim:].to(accumulate_dtype(x.dtype)).unflatten(-1, (-1, 2))
+    # A complex view needs the two channels of a pair side by side, and pairs at even places.
+    tail = x[..., -dim:].to(accumulate_dtype(x.dtype)).contiguous().unflatten(-1, (-1, 2))
     turned = torch.view_as_complex(tail) * (rotations.conj() if inverse else rotations)
     rotated = torch.view_as_real(turned).flatten(-2).to(x.dtype)
     return torch.cat([x[..., :-dim], rotated], dim=-1)

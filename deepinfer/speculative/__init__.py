@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts, their verification by the target, and what is taken back."""
