@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from demo_text.corpus import build_tokenizer, fill_batch
+from demo_text.evaluation import demo_questions, evaluation_items
 from demo_training.backbone import Batch, Trainer, train_backbone
 from demo_training.drafter import DrafterTrainer, train_drafter
 from demo_training.fake_quant import make_trainable, master_values
@@ -99,6 +100,14 @@ def _settings(arguments: argparse.Namespace) -> tuple[Training, DrafterTraining]
     return backbone, drafter
 
 
+def write_questions(folder: Path) -> None:
+    """The evaluation's items (eval.jsonl) and the questions of reports (questions.json)."""
+    lines = [json.dumps(item, ensure_ascii=False) for item in evaluation_items()]
+    (folder / "eval.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = json.dumps(demo_questions(), ensure_ascii=False, indent=1)
+    (folder / "questions.json").write_text(text + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Train, write the checkpoint and training.json with the curves."""
     arguments = _arguments()
@@ -150,6 +159,7 @@ def main() -> None:
         "seconds": time.monotonic() - start,
     }  # fmt: skip
     (arguments.out / "training.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    write_questions(arguments.out)
     log(f"wrote {arguments.out}")
 
 
