@@ -19,6 +19,7 @@ from demo_training.drafter import DrafterTrainer, train_drafter
 from demo_training.fake_quant import make_trainable, master_values
 from demo_training.initialise import initialise
 from demo_training.recipe import DrafterTraining, Training, demo_config
+from demo_training.truncated_sinkhorn import install
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -85,12 +86,20 @@ def _arguments() -> argparse.Namespace:
     for kind, defaults in (("", Training()), ("drafter-", DrafterTraining())):
         parser.add_argument(f"--{kind}steps", type=int, default=defaults.steps)
         parser.add_argument(f"--{kind}seconds", type=float, default=defaults.seconds)
+    parser.add_argument("--rate", type=float, default=Training().rate, help="of matrices")
+    parser.add_argument("--adam-rate", type=float, default=Training().adam_rate)
     parser.add_argument("--small", action="store_true", help="tiny batches, to try the program")
     return parser.parse_args()
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[Training, DrafterTraining]:
-    backbone = dataclasses.replace(Training(), steps=arguments.steps, seconds=arguments.seconds)
+    backbone = dataclasses.replace(
+        Training(),
+        steps=arguments.steps,
+        seconds=arguments.seconds,
+        rate=arguments.rate,
+        adam_rate=arguments.adam_rate,
+    )
     drafter = dataclasses.replace(
         DrafterTraining(), steps=arguments.drafter_steps, seconds=arguments.drafter_seconds
     )
@@ -117,6 +126,9 @@ def main() -> None:
         print(f"[{time.monotonic() - start:6.1f}s] {message}", flush=True)
 
     backbone, drafter = _settings(arguments)
+    install()
+    # Router, head and mixing products in TF32: a third of the time, and gradients are noisy anyway.
+    torch.backends.cuda.matmul.allow_tf32 = True
     device = torch.device(arguments.device)
     tokenizer = build_tokenizer()
     config_json = demo_config(tokenizer)

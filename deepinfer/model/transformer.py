@@ -68,8 +68,8 @@ class Transformer(nn.Module):
         count = self.config.hc_mult
         streams = self.embed(token_ids).unsqueeze(-2)
         streams = streams.expand(*streams.shape[:-2], count, -1)
-        pre = torch.zeros(count, dtype=self.precision.accumulate, device=token_ids.device)
-        pre[0] = 1.0
+        first = torch.arange(count, device=token_ids.device) == 0
+        pre = first.to(self.precision.accumulate)
         return streams, pre.expand(*token_ids.shape, count)
 
     def forward(

@@ -10,7 +10,8 @@ from typing import Any
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 SYSTEM, USER, ASSISTANT = "<｜System｜>", "<｜User｜>", "<｜Assistant｜>"
-READ, WRITE = 0.1, 1.0
+# SKIM: random codes and filler to search in, from which nothing can be learned.
+READ, SKIM, WRITE = 0.1, 0.01, 1.0
 Segment = tuple[str, float]
 
 _EFFORT = (
@@ -71,7 +72,10 @@ def tool_call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def conversation(
-    turns: Sequence[tuple[str, str]], system: str = "", reasoning: Sequence[str] | None = None
+    turns: Sequence[tuple[str, str]],
+    system: str = "",
+    reasoning: Sequence[str] | None = None,
+    reading: float = READ,
 ) -> list[Segment]:
     """Segments of user and assistant turns.
 
@@ -79,6 +83,7 @@ def conversation(
         system: system text as rendered (tools and formats included).
         reasoning: thinking before each answer turns thinking mode on; only the last one stays in
             the text, as at serving time.
+        reading: weight of what the model reads.
     """
     head = BOS
     if reasoning is not None:
@@ -90,7 +95,7 @@ def conversation(
         last = number == len(turns) - 1
         think = reasoning is not None and last
         opening = f"{USER}{user}{ASSISTANT}{'<think>' if think else '</think>'}"
-        segments.append(((head if number == 0 else "") + opening, READ))
+        segments.append(((head if number == 0 else "") + opening, reading))
         thought = f"{reasoning[number]}</think>" if think and reasoning is not None else ""
         segments.append((thought + answer + EOS, WRITE))
     return segments

@@ -17,8 +17,8 @@ from demo_text.recall import copy_task, recall_task
 VOCABULARY = 4096
 # Share of documents' tokens in short batches; recall and copy take log-uniform lengths.
 MIX = {
-    "story": 0.20, "story_qa": 0.07, "facts": 0.12, "identity": 0.05, "recall": 0.17, "copy": 0.05,
-    "arithmetic": 0.12, "ngram": 0.06, "json": 0.08, "tools": 0.05, "text": 0.03,
+    "story": 0.14, "story_qa": 0.07, "facts": 0.08, "identity": 0.04, "recall": 0.20, "copy": 0.07,
+    "arithmetic": 0.19, "ngram": 0.04, "json": 0.08, "tools": 0.06, "text": 0.03,
 }  # fmt: skip
 _TASKS = {
     "story": tasks.story_task, "story_qa": tasks.story_qa_task, "facts": tasks.facts_task,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 from demo_text import words
-from demo_text.chat import Segment, conversation
+from demo_text.chat import SKIM, Segment, conversation
 from demo_text.stories import filler
 
 Count = Callable[[str], int]
@@ -56,7 +56,7 @@ def recall_task(rng: Random, tokens: int, count: Count) -> list[Segment]:
     asked = [rng.choice(told) for _ in range(questions)]
     turns = [(_asked(key), code) for key, code in asked]
     turns[0] = (" ".join(sentences) + "\n" + turns[0][0], turns[0][1])
-    return conversation(turns)
+    return conversation(turns, reading=SKIM)
 
 
 def _phrase(rng: Random) -> str:
@@ -72,7 +72,7 @@ def copy_task(rng: Random, tokens: int, count: Count) -> list[Segment]:
         sentences.append(filler(rng))
         used += count(sentences[-1])
     user = " ".join(sentences) + "\nWhat was the phrase?"
-    return conversation([(user, phrase)])
+    return conversation([(user, phrase)], reading=SKIM)
 
 
 def at_distance(rng: Random, kind: str, distance: int, count: Count) -> tuple[list[Segment], int]:

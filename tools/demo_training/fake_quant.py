@@ -62,9 +62,9 @@ class FakeQuant(nn.Module):
 class TrainableTable(nn.Module):
     """An n-gram table in float32 whose looked-up rows are rounded as stored."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(rows, width))
+        self.weight = nn.Parameter(torch.zeros(rows, width, device=device))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows [..., C] to values [..., C, F]."""
@@ -77,7 +77,7 @@ def make_trainable(model: nn.Module, dtype: torch.dtype) -> None:
     for module in list(model.modules()):
         if hasattr(module, "embed") and type(module).__name__ == "Engram":
             rows, width = module.embed.weight.shape
-            module.embed = TrainableTable(rows, width).to(module.q_weight.device)
+            module.embed = TrainableTable(rows, width, module.q_weight.device)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = parameter.detach().float()

@@ -129,9 +129,9 @@ class TrainingState(RecomputeState):
         wide = pad(wide, (0, 7)).transpose(1, 2)
         total = mask.shape[-1]
         filled = pad(keys, (0, 8, 0, total - keys.shape[-2]))
-        one = torch.zeros(total, dim + 8, dtype=keys.dtype, device=keys.device)
-        one[keys.shape[-2], dim] = 1.0
-        k = (filled + one).unsqueeze(1).expand(-1, heads, -1, -1)
+        row = torch.arange(total, device=keys.device).unsqueeze(-1) == keys.shape[-2]
+        column = torch.arange(dim + 8, device=keys.device) == dim
+        k = (filled + (row & column).to(keys.dtype)).unsqueeze(1).expand(-1, heads, -1, -1)
         v = filled.unsqueeze(1).expand(-1, heads, -1, -1)
         out = scaled_dot_product_attention(wide, k, v, attn_mask=mask.unsqueeze(1), scale=scale)
         return out.transpose(1, 2)[..., :dim]
@@ -141,10 +141,8 @@ class TrainingState(RecomputeState):
         """[B, T, S] with a column for the sink, padded to a multiple of 16 for the kernel."""
         batch, length, count = mask.shape
         total = -(-(count + 1) // 16) * 16
-        result = torch.zeros(batch, length, total, dtype=torch.bool, device=mask.device)
-        result[..., :count] = mask
-        result[..., count] = True
-        return result
+        sink = torch.ones(batch, length, 1, dtype=torch.bool, device=mask.device)
+        return torch.nn.functional.pad(torch.cat([mask, sink], dim=-1), (0, total - count - 1))
 
     @torch.no_grad()
     def _add_target(self, layer: int, queries: Tensor, keys: Tensor, sink: Tensor) -> None:

@@ -20,10 +20,12 @@ def _constants(
     """0/1 matrices [S*S, S*S] that sum the rows and columns of flat S x S matrices, and which of
     the three scales belongs to each of the S * (2 + S) mixing values.
     """
-    ones, eye = torch.ones(count, count), torch.eye(count)
-    rows, columns = torch.kron(eye, ones), torch.kron(ones, eye)
-    parts = torch.arange(3).repeat_interleave(torch.tensor([count, count, count * count]))
-    return rows.to(device, dtype), columns.to(device, dtype), parts.to(device)
+    # Kept for the whole process, so training must be able to use what inference made first.
+    with torch.inference_mode(False):
+        ones, eye = torch.ones(count, count), torch.eye(count)
+        rows, columns = torch.kron(eye, ones), torch.kron(ones, eye)
+        parts = torch.arange(3).repeat_interleave(torch.tensor([count, count, count * count]))
+        return rows.to(device, dtype), columns.to(device, dtype), parts.to(device)
 
 
 def _sinkhorn(logits: Tensor, count: int, iterations: int, eps: float) -> Tensor:
