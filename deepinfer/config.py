@@ -224,6 +224,12 @@ def max_rollback(model: ModelConfig) -> int:
     return model.dspark_block_size + 1 if model.has_drafter else 1
 
 
+def _count(given: dict[str, Any], name: str, otherwise: int) -> int:
+    """A given positive count, to fit another default to; nonsense is refused later."""
+    value = given.get(name)
+    return value if type(value) is int and value > 0 else otherwise
+
+
 def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str, Any]:
     device = given["device"] if given.get("device", "auto") != "auto" else (
         "cuda" if host.cuda else "cpu"
@@ -231,7 +237,8 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
     ratios = [model.compress_ratio(layer) for layer in model.kv_source_layer_ids]
     blocks = model.candidate_block_size if model.candidate_source_layer_id is not None else 1
     unit = math.lcm(*(ratio * blocks for ratio in ratios)) if ratios else 1
-    length = given.get("max_model_len", min(model.max_position_embeddings, DEFAULT_TOKENS))
+    longest = min(model.max_position_embeddings, _count(given, "cache_tokens", DEFAULT_TOKENS))
+    length = _count(given, "max_model_len", longest)
     truncates = given.get("yoco_prefill", "off") != "off"
     return {
         "tokenizer": given["model"],
@@ -239,8 +246,10 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
         "dtype": "bfloat16",
         "act_quant": True,
         "max_model_len": length,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 2048 if device == "cuda" else 512,
+        "max_num_seqs": min(32, _count(given, "max_num_batched_tokens", 32)),
+        "max_num_batched_tokens": max(
+            2048 if device == "cuda" else 512, _count(given, "max_num_seqs", 1)
+        ),
         "cache_tokens": max(length, DEFAULT_TOKENS),
         "page_tokens": -(-64 // unit) * unit,
         "threads": host.cores,

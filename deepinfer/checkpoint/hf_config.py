@@ -352,6 +352,11 @@ def _check_candidates(c: ModelConfig) -> None:
         raise _wrong(
             "candidate_source_layer_id", source, "a KV source layer, or -1 or null for off"
         )
+    later = [layer for layer in c.index_source_layer_ids if layer > source]
+    others = [layer for layer in later if c.kv_source(layer) != source]
+    if others:
+        expected = f"the last KV source: layer {others[0]} selects among other entries than its own"
+        raise _wrong("candidate_source_layer_id", source, expected)
     _positive(c, "candidate_topk_blocks", "candidate_block_size")
     reach = (c.candidate_topk_blocks - 1) * c.candidate_block_size + 1
     if reach < c.index_topk:

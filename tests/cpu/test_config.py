@@ -251,3 +251,16 @@ def test_any_value_is_accepted_or_refused_in_words(settings: dict[str, Any]) -> 
     except ConfigError as error:
         message = str(error)
     assert message.isprintable()
+
+
+def test_defaults_fit_what_is_given(released: ModelConfig) -> None:
+    """A setting alone is never refused because of another one's default."""
+
+    def config(**given: int) -> EngineConfig:
+        options = EngineOptions("m", **given)  # type: ignore[arg-type]
+        return resolve(options, {}, released, Host(cuda=False, cores=2))[0]
+
+    assert config(max_num_seqs=1024).max_num_batched_tokens == 1024
+    assert config(max_num_batched_tokens=8).max_num_seqs == 8
+    assert config(cache_tokens=4096).max_model_len == 4096
+    assert config(max_model_len=100_000).cache_tokens == 100_000

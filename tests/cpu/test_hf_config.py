@@ -181,6 +181,7 @@ VIOLATIONS: list[tuple[list[tuple[str, Any]], str, str]] = [
     ([("kv_source_layer_ids", [2, 8, 14, 21]), ("candidate_source_layer_id", None),
       ("index_source_layer_ids", [2, 8, 14, 21])], "kv_source_layer_ids",
      "ratio 1 at or before layer 20"),
+    ([("candidate_source_layer_id", 14)], "candidate_source_layer_id = 14", "the last KV source"),
     ([("candidate_source_layer_id", 24)], "candidate_source_layer_id = 24", "a KV source layer"),
     ([("candidate_source_layer_id", -2)], "candidate_source_layer_id = -2", "-1 or null for off"),
     ([("candidate_topk_blocks", 64)], "candidate_topk_blocks = 64", "index_topk = 512"),
@@ -266,7 +267,7 @@ OPTIONAL = {
 NEEDED = [
     key for key in RELEASED_CONFIG["text_config"]
     if key in ModelConfig.__dataclass_fields__ and key not in OPTIONAL
-    and not key.startswith(("engram", "candidate", "num_nextn"))
+    and not key.startswith(("engram", "candidate", "num_nextn_predict_layers"))
 ]  # fmt: skip
 
 

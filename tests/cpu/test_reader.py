@@ -118,6 +118,16 @@ def test_tensors_are_views_of_the_file_and_outlive_the_reader(folder: Path) -> N
     assert not is_mapped(tensors["c"].clone(), folder / "model.safetensors")
 
 
+def test_a_closed_reader_holds_no_file(folder: Path) -> None:
+    def mapped() -> bool:
+        return str(folder.resolve()) in Path("/proc/self/maps").read_text()
+
+    with CheckpointReader(folder) as reader:
+        assert torch.equal(reader.tensor("c"), STORED["c"])
+        assert mapped()
+    assert not mapped()
+
+
 def test_writing_into_a_view_leaves_the_file_alone(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     with CheckpointReader(folder) as reader:

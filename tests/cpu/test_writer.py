@@ -153,6 +153,7 @@ def test_an_exact_fit_is_one_file(settled: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "two", config, tokenizer, values, size - 1)
     assert set(listing(tmp_path / "one")) == {"config.json", "tokenizer.json", "model.safetensors"}
     assert len(list((tmp_path / "two").glob("*.safetensors"))) == 2
+    assert same_parameters(load(tmp_path / "two"), load(tmp_path / "one"))
 
 
 def test_what_the_folder_held_before_is_replaced(settled: Path, tmp_path: Path) -> None:
