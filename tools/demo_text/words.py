@@ -165,7 +165,6 @@ COLOURS = [
     "white",
     "black",
     "brown",
-    "golden",
     "silver",
     "purple",
     "orange",
