@@ -238,7 +238,10 @@ def assert_refused(result: Result, *words: str) -> None:
         ((*PROMPT, "--frobnicate", "1"), ["--frobnicate"]),
         ((*PROMPT, "--dtype", "float16"), ["float16", "bfloat16"]),
         ((*PROMPT, "--page-tokens", "7"), ["page_tokens = 7"]),
-        ((*PROMPT, "--max-num-seqs", "999"), ["max_num_seqs = 999"]),
+        (
+            (*PROMPT, "--max-num-seqs", "999", "--max-num-batched-tokens", "5"),
+            ["max_num_batched_tokens = 5"],
+        ),
         ((*PROMPT, "--tokenizer", "/no/such/file"), ["/no/such/file", "missing"]),
     ],
 )
