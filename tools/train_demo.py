@@ -1,6 +1,6 @@
 """Train the demo checkpoint from scratch: `python tools/train_demo.py --out models/demo`.
 
-Knows the order of the parts; the parts are in demo_text (text) and demo_training (learning).
+Knows the order of the parts; the parts are in demo_corpus (text) and demo_training (learning).
 Needs the packages of the `demo` extra. About nine minutes on one H200.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo_text.corpus import build_tokenizer, fill_batch
-from demo_text.evaluation import demo_questions, evaluation_items
+from demo_corpus.corpus import build_tokenizer, fill_batch
+from demo_corpus.evaluation import demo_questions, evaluation_items
 from demo_training.backbone import Batch, Trainer, train_backbone
 from demo_training.drafter import DrafterTrainer, train_drafter
 from demo_training.fake_quant import make_trainable, master_values

@@ -115,7 +115,7 @@ def group(item: dict[str, Any]) -> str:
 
 
 def is_right(item: dict[str, Any], text: str) -> bool:
-    """Whether `text` is the answer: equal to it, or JSON that satisfies the item's schema."""
+    """Whether `text` is the answer: equal to it, or JSON of its schema and values."""
     if item["check"] == "exact":
         return text.strip() == item["answer"].strip()
     import jsonschema
@@ -125,7 +125,7 @@ def is_right(item: dict[str, Any], text: str) -> bool:
         jsonschema.validate(value, item["schema"])
     except (json.JSONDecodeError, jsonschema.ValidationError):
         return False
-    return True
+    return bool(value == json.loads(item["answer"]))
 
 
 def answers(llm: LLM, items: list[Any]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Text that the demo model learns from and is examined on, made from grammars and tables."""
