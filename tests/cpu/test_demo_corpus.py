@@ -416,7 +416,7 @@ def test_runes_are_a_fixed_table() -> None:
     rules = runes.rules()
     assert len(runes.GLYPHS) == len(set(runes.GLYPHS)) == 64
     assert len(rules) == len({rule[:3] for rule in rules}) == 2000
-    assert zlib.crc32(repr(rules).encode()) == 3553312996
+    assert zlib.crc32(repr(rules).encode()) == 3161017350
 
 
 def test_word_tasks_are_right() -> None:
