@@ -1,4 +1,8 @@
-"""What holds for every test: at most two torch threads, repeatable seeds, repeatable hypothesis."""
+"""What holds for every test: at most two torch threads, repeatable seeds, repeatable hypothesis.
+
+Where there is no GPU, Triton kernels run in Triton's interpreter; that is decided when a kernel is
+defined, so before anything is imported.
+"""
 
 import os
 import random
@@ -8,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("ci")

@@ -1,0 +1,1 @@
+"""Triton device functions that two operators or more share."""

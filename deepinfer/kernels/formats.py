@@ -1,0 +1,95 @@
+"""Number formats inside Triton kernels: rounding, packing, power-of-two scales.
+
+The same rules as `deepinfer.numerics`, bit for bit. Rounding to bf16 and e4m3 is done on the bits:
+the conversions of Triton's interpreter do not round correctly, and a bandwidth-bound kernel has
+these instructions to spare. Kernels load, convert to float32 at once, and narrow when they store.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 `x` in `dtype` (bf16 or float32), to nearest, ties to even."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        quiet = (bits >> 16) | 0x40
+        kept = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)
+        return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def ceil_power_of_two(x):
+    """2^ceil(log2(x)) of positive normal float32 `x`, exactly."""
+    bits = x.to(tl.uint32, bitcast=True)
+    return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def encode_e8m0(scale):
+    """Exponent byte (uint8) of positive power-of-two float32 values."""
+    return (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8)
+
+
+@triton.jit
+def decode_e8m0(code):
+    """2^(code - 127) for bytes 1 .. 254; byte 0 gives the subnormal 2^-127."""
+    bits = code.to(tl.uint32) << 23
+    return tl.where(bits == 0, 0x400000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def encode_e4m3(x):
+    """e4m3 byte (uint8) of float32 `x`, to nearest, ties to even, clamped to 448; NaN is 0x7F."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = bits & 0x7FFFFFFF
+    # Normal: keep three mantissa bits, rounded; the exponent bias changes from 127 to 7.
+    rounded = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    normal = rounded - ((127 - 7) << 3)
+    # Below 2^-6 the step is 2^-9: adding 1.5 * 2^14 lets the float32 addition round to it.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 24576.0
+    small = shifted.to(tl.uint32, bitcast=True) & 0xFF
+    code = tl.where(magnitude < 0x3C800000, small, normal)
+    code = tl.where(magnitude >= 0x43E00000, 0x7E, code)
+    code = tl.where(magnitude > 0x7F800000, 0x7F, code)
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def decode_e4m3(code):
+    """float32 value of e4m3 bytes (uint8); 0x7F and 0xFF give NaN."""
+    wide = code.to(tl.uint32)
+    magnitude = wide & 0x7F
+    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
+    value = tl.where(magnitude == 0x7F, float("nan"), value)
+    return tl.where(wide >= 0x80, -value, value)
+
+
+@triton.jit
+def encode_e2m1(x):
+    """e2m1 nibble (uint8) of float32 `x`, |x| at most 6, to nearest, ties to the even code."""
+    magnitude = tl.abs(x)
+    # Ties lie at the midpoints; where the even code is above, the midpoint belongs to it.
+    code = (magnitude > 0.25).to(tl.uint8) + (magnitude >= 0.75).to(tl.uint8)
+    code += (magnitude > 1.25).to(tl.uint8) + (magnitude >= 1.75).to(tl.uint8)
+    code += (magnitude > 2.5).to(tl.uint8) + (magnitude >= 3.5).to(tl.uint8)
+    code += (magnitude > 5.0).to(tl.uint8)
+    sign = (x.to(tl.uint32, bitcast=True) >> 28) & 8
+    return code | sign.to(tl.uint8)
+
+
+@triton.jit
+def decode_e2m1(code):
+    """float32 value of e2m1 nibbles (any integer type, low four bits)."""
+    wide = code.to(tl.uint32) & 0xF
+    magnitude = wide & 7
+    # Codes 2 .. 7 are normal: one mantissa bit, exponent bias 1; code 1 is one half.
+    normal = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
+    return tl.where(wide >= 8, -value, value)

@@ -1,0 +1,74 @@
+"""Running an operator's cases on a backend and comparing with the reference.
+
+Knows specs and tolerances; must not know any operator. Reference and backend get equal arguments
+of their own, and the reference runs first.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.spec import BYTES, Arguments, Backend, Case, OpSpec, Tolerance
+
+
+def load_backend(backend: Backend) -> Callable[..., Any]:
+    """The function that a backend names."""
+    module, name = backend.function.split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def results(spec: OpSpec, function: Callable[..., Any], arguments: Arguments) -> dict[str, Tensor]:
+    """Outputs and changed arguments of one call, by name."""
+    returned = function(**arguments)
+    values = returned if isinstance(returned, tuple) else (returned,)
+    named = dict(zip(spec.outputs, values, strict=False)) if spec.outputs else {}
+    missing = set(spec.outputs) - set(named)
+    assert not missing, f"{spec.name} returned no {sorted(missing)}"
+    changed = {name: arguments[name] for name in spec.changed if arguments.get(name) is not None}
+    return {k: v for k, v in {**named, **changed}.items() if v is not None}
+
+
+def complaint(actual: Tensor, expected: Tensor, tolerance: Tolerance) -> str | None:
+    """What is wrong with `actual`, or None."""
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return f"is {actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
+    if actual.numel() == 0:
+        return None
+    if not actual.dtype.is_floating_point:
+        wrong = int((actual != expected).sum())
+        return f"{wrong} of {actual.numel()} values differ" if wrong else None
+    a, b = actual.double(), expected.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return None
+    share = 1 - float(same.double().mean())
+    if tolerance.kind == "bytes":
+        return f"{share:.2%} of the values differ"
+    if bool((a.isfinite() != b.isfinite()).any()) or bool(a[~b.isfinite()].ne(b[~b.isfinite()]).any()
+                                                          and not b.isnan().any()):  # fmt: skip
+        return "not finite where the reference is, or the other way round"
+    a, b = a.nan_to_num(0.0, 0.0, 0.0), b.nan_to_num(0.0, 0.0, 0.0)
+    if tolerance.kind == "similar":
+        distance = float((1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)).max())
+        return f"1 - cosine is {distance:.3g}" if distance > tolerance.limit else None
+    scale = float(b.square().mean().sqrt())
+    error = float(((a - b).abs() / (b.abs() + scale)).max()) if scale else float(a.abs().max())
+    if error > tolerance.limit:
+        return f"relative error is {error:.3g}, limit {tolerance.limit:.3g}"
+    if tolerance.kind == "rounding" and share > tolerance.share:
+        return f"{share:.3%} of the values differ, limit {tolerance.share:.3%}"
+    return None
+
+
+def check_case(spec: OpSpec, function: Callable[..., Any], case: Case, device: torch.device) -> None:
+    """Assert that `function` does what the reference does with one case."""
+    expected = results(spec, spec.reference, case.arguments(device))
+    actual = results(spec, function, case.arguments(device))
+    assert actual.keys() == expected.keys(), (actual.keys(), expected.keys())
+    for name, value in expected.items():
+        wrong = complaint(actual[name], value, spec.tolerance.get(name, BYTES))
+        assert wrong is None, f"{spec.name} {case.name}: {name} {wrong}"
