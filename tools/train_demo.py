@@ -17,8 +17,8 @@ from demo_corpus.evaluation import demo_questions, evaluation_items
 from demo_training.backbone import Batch, Trainer, train_backbone
 from demo_training.drafter import DrafterTrainer, train_drafter
 from demo_training.fake_quant import make_trainable, master_values
-from demo_training.initialise import initialise
-from demo_training.recipe import DrafterTraining, Training, demo_config
+from demo_training.initialise import continue_from, initialise
+from demo_training.recipe import LOOKUP_TRAINING, DrafterTraining, Training, demo_config
 from demo_training.truncated_sinkhorn import install
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -52,16 +52,20 @@ class Feed:
     """Batches of both kinds on the device, produced ahead by worker processes."""
 
     def __init__(
-        self, seed: int, shapes: dict[str, tuple[int, int]], counts: dict[str, int],
-        workers: int, device: torch.device,
+        self, seed: int, settings: Training, drafter: DrafterTraining, workers: int,
+        device: torch.device,
     ) -> None:  # fmt: skip
         self.device = device
+        steps = settings.steps + 64
+        shapes = {"short": settings.short, "long": settings.long}
+        counts = {"short": steps + drafter.steps, "long": steps}
+        kinds = {"short": "short", "long": settings.long_kind}
         self.streams = {}
         for kind, shape in shapes.items():
             loader: DataLoader[Any] = DataLoader(
-                _Batches(seed, kind, shape, counts[kind]),
+                _Batches(seed, kinds[kind], shape, counts[kind]),
                 batch_size=None,
-                num_workers=workers if kind == "short" else max(1, workers // 3),
+                num_workers=workers if kind == "short" else max(1, workers // 2),
                 prefetch_factor=4 if workers else None,
                 multiprocessing_context="spawn" if workers else None,
                 pin_memory=device.type == "cuda",
@@ -80,29 +84,32 @@ class Feed:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        metavar="DIR",
+        help="start from this checkpoint and practise copying from far away",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=12, help="processes that make text")
-    for kind, defaults in (("", Training()), ("drafter-", DrafterTraining())):
-        parser.add_argument(f"--{kind}steps", type=int, default=defaults.steps)
-        parser.add_argument(f"--{kind}seconds", type=float, default=defaults.seconds)
-    parser.add_argument("--rate", type=float, default=Training().rate, help="of matrices")
-    parser.add_argument("--adam-rate", type=float, default=Training().adam_rate)
+    for kind in ("", "drafter-"):
+        parser.add_argument(f"--{kind}steps", type=int, help="most steps")
+        parser.add_argument(f"--{kind}seconds", type=float, help="most seconds")
+        parser.add_argument(f"--{kind}rate", type=float, help="peak learning rate of matrices")
     parser.add_argument("--small", action="store_true", help="tiny batches, to try the program")
     return parser.parse_args()
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[Training, DrafterTraining]:
-    backbone = dataclasses.replace(
-        Training(),
-        steps=arguments.steps,
-        seconds=arguments.seconds,
-        rate=arguments.rate,
-        adam_rate=arguments.adam_rate,
-    )
-    drafter = dataclasses.replace(
-        DrafterTraining(), steps=arguments.drafter_steps, seconds=arguments.drafter_seconds
-    )
+    def given(prefix: str) -> dict[str, float]:
+        names = ("steps", "seconds", "rate")
+        values = {name: getattr(arguments, prefix + name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    first = Training() if arguments.continue_from is None else LOOKUP_TRAINING
+    backbone: Training = dataclasses.replace(first, **given(""))  # type: ignore[arg-type]
+    drafter = dataclasses.replace(DrafterTraining(), **given("drafter_"))  # type: ignore[arg-type]
     if arguments.small:
         backbone = dataclasses.replace(backbone, short=(2, 256), long=(1, 768), index_rows=16)
         drafter = dataclasses.replace(drafter, short=(2, 256), anchors=16)
@@ -134,15 +141,16 @@ def main() -> None:
     config_json = demo_config(tokenizer)
     config = parse_model_config(config_json)
     log(f"tokenizer of {tokenizer.get_vocab_size()} ids")
-    shapes = {"short": backbone.short, "long": backbone.long}
-    counts = {"short": backbone.steps + drafter.steps + 64, "long": backbone.steps + 64}
-    feed = Feed(arguments.seed, shapes, counts, arguments.workers, device)
+    feed = Feed(arguments.seed, backbone, drafter, arguments.workers, device)
     # Products of CPUs without bfloat16 arithmetic are far slower than in float32.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):
         model = Transformer(config, Precision(dtype, dtype, True))
     make_trainable(model, dtype)
-    initialise(model, arguments.seed)
+    if arguments.continue_from is None:
+        initialise(model, arguments.seed)
+    else:
+        continue_from(model, arguments.continue_from)
     model.to(device)
     token_map = torch.tensor(build_token_map(tokenizer), device=device)
     log(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
@@ -161,6 +169,7 @@ def main() -> None:
     write_checkpoint(arguments.out, config_json, tokenizer, values)
     record = {
         "seed": arguments.seed,
+        "continued_from": str(arguments.continue_from or ""),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "settings": {

@@ -44,6 +44,8 @@ _TASKS: dict[str, Callable[[Dice], Chat | list[Segment]]] = {
 _OF_LENGTH = {"recall": recall.recall, "copy": recall.copy}
 # What fills the end of a row: documents that can be cut after any of their many short turns.
 _FILLERS = ("facts", "arithmetic", "text", "ngram")
+# Part of long rows that begin with codes to recall; the others have phrases and mottos to copy.
+_RECALL_SHARE = {"long": 0.75, "lookup": 0.25}
 _SHORTEST = 48  # tokens of the shortest document that is asked for
 _LONGEST_SHORT = 900  # tokens of recall documents in short batches
 
@@ -190,16 +192,16 @@ class _Packer:
                 if len(document.token_ids) <= longest:
                     self.waiting.append(document)
 
-    def row(self, length: int, is_long: bool) -> Iterator[Document]:
+    def row(self, length: int, kind: str) -> Iterator[Document]:
         """Documents that fill a row; in long rows the first is one to look things up in."""
-        if not is_long:
+        if kind == "short":
             yield from self.fill(length, min(length, _LONGEST_SHORT))
             return
-        make = recall.recall if self.rng.chance(0.75) else recall.copy
+        make = recall.recall if self.rng.chance(_RECALL_SHARE[kind]) else recall.copy
         tokens = length * (0.8 + 0.2 * self.rng.random())
-        if self.rng.chance(0.3):
+        if kind == "long" and self.rng.chance(0.3):
             tokens = 300 * math.exp(self.rng.random() * math.log(max(length, 301) / 300))
-        made = make(self.rng, int(tokens), codec().count)
+        made = make(self.rng, int(tokens), codec().count, kind == "lookup")
         document = tokenise(made, codec(), LOOKUP_WEIGHT).cut(length)
         room = length
         if document is not None:
@@ -218,15 +220,16 @@ def fill_batch(seed: int, index: int, sequences: int, length: int, kind: str) ->
     the end of a row is BOS tokens, each a document of its own, of weight 0.
 
     Args:
-        kind: "short" (all tasks) or "long" (texts to look things up in that fill whole rows).
+        kind: "short" (all tasks), "long" (texts to look things up in, up to whole rows) or "lookup"
+            (such texts that fill whole rows, most with words to copy).
     """
-    assert kind in ("short", "long"), kind
+    assert kind == "short" or kind in _RECALL_SHARE, kind
     tokens = np.full((sequences, length + 1), codec().encode(BOS)[0], dtype=np.uint16)
     weights = np.zeros((sequences, length + 1), dtype=np.float16)
     packer = _Packer(dice("train", seed, kind, index))
     for row in range(sequences):
         place = 0
-        for document in packer.row(length + 1, kind == "long"):
+        for document in packer.row(length + 1, kind):
             end = place + len(document.token_ids)
             tokens[row, place:end] = document.token_ids
             weights[row, place:end] = document.weights

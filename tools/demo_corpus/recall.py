@@ -124,12 +124,17 @@ class _Passage:
         self.sentences.append(sentence)
         self.tokens += count(" " + sentence)
 
-    def choose(self, rng: Dice) -> Told | None:
-        """Something not asked for yet, at a distance that is log-uniform up to the whole text."""
+    def choose(self, rng: Dice, far: bool) -> Told | None:
+        """Something not asked for yet, at a distance up to the whole text.
+
+        Distances are log-uniform; with `far`, half of them are uniform.
+        """
         left = [place for place in range(len(self.told)) if place not in self.asked]
         if not left:
             return None
         distance = 12 * math.exp(rng.random() * math.log(max(self.tokens, 12) / 12))
+        if far and rng.chance(0.5):
+            distance = rng.random() * self.tokens
         chosen = min(bisect_left(self.places, self.tokens - distance), len(self.told) - 1)
         if chosen in self.asked:
             chosen = min(left, key=lambda place: abs(place - chosen))
@@ -167,7 +172,7 @@ def _passage(rng: Dice, room: int, is_copy: bool, density: float, count: Count) 
     return passage
 
 
-def _document(rng: Dice, tokens: int, is_copy: bool, count: Count) -> Chat:
+def _document(rng: Dice, tokens: int, is_copy: bool, count: Count, far: bool) -> Chat:
     density = rng.pick(_DENSITIES)
     told_about = int(tokens * density / _TOKENS_PER_SENTENCE) + 1
     wanted = max(1, min(_MOST_QUESTIONS, tokens // _TOKENS_PER_QUESTION, told_about))
@@ -179,7 +184,7 @@ def _document(rng: Dice, tokens: int, is_copy: bool, count: Count) -> Chat:
     while len(turns) < wanted:
         if grows and turns and rng.chance(0.5):
             text = _more(rng, passage, count)
-        told = passage.choose(rng) if turns or not is_copy else passage.choose_phrase()
+        told = passage.choose(rng, far) if turns or not is_copy else passage.choose_phrase()
         if told is None:
             break
         reasoning = "I look it up in the text."
@@ -199,14 +204,14 @@ def _more(rng: Dice, passage: _Passage, count: Count) -> str:
     return " ".join(passage.sentences[start:]) + "\n"
 
 
-def recall(rng: Dice, tokens: int, count: Count) -> Chat:
+def recall(rng: Dice, tokens: int, count: Count, far: bool = False) -> Chat:
     """A text of about `tokens` tokens, questions included, with many codes that are asked for."""
-    return _document(rng, tokens, False, count)
+    return _document(rng, tokens, False, count, far)
 
 
-def copy(rng: Dice, tokens: int, count: Count) -> Chat:
+def copy(rng: Dice, tokens: int, count: Count, far: bool = False) -> Chat:
     """A text with a phrase to remember and mottos."""
-    return _document(rng, tokens, True, count)
+    return _document(rng, tokens, True, count, far)
 
 
 def at_distance(rng: Dice, kind: str, distance: int, count: Count) -> tuple[Chat, int]:

@@ -164,8 +164,9 @@ def _kinds(settings: Training) -> Iterator[str]:
         debt = 0.0
         for _ in range(round(stage.share * settings.steps)):
             debt += stage.long
-            yield "long" if debt >= 1.0 else "short"
-            debt -= 1.0 if debt >= 1.0 else 0.0
+            due = debt > 1.0 - 1e-9  # ten times 0.1 is a little less than 1
+            yield "long" if due else "short"
+            debt -= float(due)
 
 
 def train_backbone(

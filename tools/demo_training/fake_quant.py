@@ -98,15 +98,15 @@ def make_trainable(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 class _Cast(nn.Module):
-    """bfloat16 weights: rounded by the cast itself."""
+    """bfloat16 weights, in the dtype that products take."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight in the dtype that products take."""
-        return weight.to(self.dtype)
+        """Rounded weight."""
+        return weight.to(torch.bfloat16).to(self.dtype)
 
 
 def master_values(model: nn.Module) -> dict[str, Tensor]:

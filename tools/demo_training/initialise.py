@@ -4,11 +4,15 @@ Knows parameters by name; must not know training.
 """
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from deepinfer.checkpoint.loader import load_model
 from deepinfer.config import ModelConfig
+from deepinfer.model.engram import PackedTable
+from deepinfer.model.linear import Precision
 
 
 def _mixing_base(config: ModelConfig) -> Tensor:
@@ -46,3 +50,17 @@ def initialise(model: nn.Module, seed: int) -> None:
             damped = plain.endswith(("wo_b.weight", "w2", "w2.weight"))
             values = values * shape[-1] ** -0.5 * (depth if damped else 1.0)
         parameter.copy_(values)
+
+
+@torch.no_grad()
+def continue_from(model: nn.Module, folder: Path) -> None:
+    """Take all values from a checkpoint of the same config, as its formats hold them."""
+    wide = Precision(torch.float32, torch.float32)
+    loaded = load_model(folder, model.config, wide, torch.device("cpu"))
+    values = dict(loaded.named_parameters())
+    for name, module in loaded.named_modules():
+        if isinstance(module, PackedTable):
+            values[f"{name}.weight"] = module(torch.arange(len(module.weight)), torch.float32)
+    for name, parameter in model.named_parameters():
+        plain = name.replace("parametrizations.", "").replace(".original", "")
+        parameter.copy_(values[plain])

@@ -65,17 +65,18 @@ class Training:
         warmup, decay: parts of the steps in which the rate rises from 0 and falls to 0.
         index_rows: query rows per sequence at which the indexer is compared with attention.
         bias_step: step of the router bias towards balance.
+        long_kind: kind of the long batches.
     """
 
-    steps: int = 4000
-    seconds: float = 420.0
+    steps: int = 6000
+    seconds: float = 430.0
     short: tuple[int, int] = (32, 1024)
     long: tuple[int, int] = (12, 2816)
     stages: tuple[Stage, ...] = (
         Stage(0.35, sparse=False, long=0.2),
         Stage(0.65, sparse=True, long=0.3),
     )
-    rate: float = 3e-3
+    rate: float = 4e-3
     adam_rate: float = 3e-3
     weight_decay: float = 0.05
     warmup: float = 0.02
@@ -83,6 +84,14 @@ class Training:
     index_rows: int = 64
     bias_step: float = 1e-3
     gradient_clip: float = 1.0
+    long_kind: str = "long"
+
+
+# Further training of a finished checkpoint, mostly on words to copy from far away.
+LOOKUP_TRAINING = Training(
+    seconds=120.0, stages=(Stage(1.0, sparse=True, long=0.6),), rate=2e-3, adam_rate=1.5e-3,
+    warmup=0.05, decay=0.7, long_kind="lookup",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class DrafterTraining:
     """
 
     steps: int = 1500
-    seconds: float = 90.0
+    seconds: float = 70.0
     short: tuple[int, int] = (32, 1024)
     anchors: int = 128
     rate: float = 3e-3

@@ -58,14 +58,15 @@ class TrainingState(RecomputeState):
         return torch.where(same, classes, filler)
 
     def visible_entries(self, ratio: int) -> Tensor:
-        """[B, T, n] entries of complete groups in the query's own document."""
+        """[B, T, n] entries of complete groups that lie in the query's own document altogether."""
         if ratio not in self._visible:
             count = self.documents.shape[-1] // ratio
-            last = self.documents[:, ratio - 1 :: ratio][:, :count]
+            first = self.documents[:, ::ratio][:, :count]
+            last = self.documents[:, ratio - 1 :: ratio]
             numbers = torch.arange(count, device=last.device)
             complete = numbers < ((self.positions + 1) // ratio).unsqueeze(-1)
             same = self.documents.unsqueeze(-1) == last.unsqueeze(-2)
-            self._visible[ratio] = complete & same
+            self._visible[ratio] = complete & same & (first == last).unsqueeze(-2)
         return self._visible[ratio]
 
     def select(self, layer: int, queries: Tensor, weights: Tensor) -> None:
