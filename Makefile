@@ -2,10 +2,9 @@
 #
 #   PYTHON  interpreter that .venv is made from, 3.11 or newer
 #   TORCH   what pip installs when PYTHON has no torch >= 2.11 of its own
-#   PROMPT  what `make demo` continues
+#   PROMPT  what `make demo` asks, instead of a few questions of its own
 
 TORCH ?= torch==2.13.0
-PROMPT ?= Once upon a time
 export PROMPT
 
 VENV := .venv
@@ -33,8 +32,11 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; \
 	  do printf '  make %-10s %s\n' "$$name" "$$what"; done
 
-demo: $(STAMP) ## set up, then let the shipped model continue PROMPT
-	$(BIN)/deepinfer generate models/demo --prompt "$$PROMPT" --echo
+demo: $(STAMP) ## set up, then ask the shipped model a few questions, or PROMPT
+	@if [ -n "$$PROMPT" ]; then set -- --message "$$PROMPT"; else \
+	  set -- --message "Who are you?" --message "What is the capital of France?" \
+	    --message "What is 347 + 58?" --message "Tell me a story about a fox."; fi; \
+	$(BIN)/deepinfer chat models/demo --temperature 0 --max-tokens 200 "$$@"
 
 test: $(STAMP) ## set up, then run the tests
 	$(BIN)/python -m pytest

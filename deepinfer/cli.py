@@ -77,6 +77,36 @@ def generate(
 
 
 @app.command
+def chat(
+    options: Options,
+    *,
+    message: list[Text] | None = None,
+    system: Text | None = None,
+    thinking: Annotated[bool, Switch] = False,
+    sampling: Sampling = _TerminalSampling(),
+    as_json: Json = False,
+) -> int:
+    """Talk to a checkpoint in the V4.1 prompt format, or ask a few questions and end.
+
+    Parameters
+    ----------
+    message:
+        Ask this and end. May be given several times: each starts a conversation of its own.
+    system:
+        System message.
+    thinking:
+        Let the model think before it answers.
+    as_json:
+        Print one JSON object per reply: message, thinking, text, tool_calls, finish_reason, ...
+    """
+    from deepinfer.commands.chat import chat as run
+
+    return run(
+        options, sampling, messages=message or [], system=system, thinking=thinking, as_json=as_json
+    )
+
+
+@app.command
 def dump(options: Options, *, token_ids: str, out: Path, mode: str = "recompute") -> None:
     """Write logits and residual streams of a token sequence to a safetensors file.
 
@@ -118,7 +148,7 @@ def evaluate(
     limit:
         At most so many questions of each task.
     draft_items:
-        Questions whose answers are also decoded speculatively, to rate the drafter; 0 for none.
+        Texts, and questions of all tasks, that are also decoded speculatively; 0 for none.
     show_wrong:
         Print a few wrong answers of each task.
     as_json:
@@ -127,7 +157,7 @@ def evaluate(
     from deepinfer.commands.evaluate import evaluate as run
     from deepinfer.commands.evaluate import show
 
-    report = run(options, task or (), limit, draft_items)
+    report = run(options, task or (), limit, draft_items, progress=not as_json)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:

@@ -27,3 +27,7 @@ class RequestError(DeepInferError):
 
 class OutOfPages(DeepInferError):
     """The cache has no free page or state slot for a sequence that must grow."""
+
+
+class Unsupported(DeepInferError):
+    """A backend of an operator cannot serve its arguments; raised before any work."""

@@ -39,12 +39,13 @@ class Score:
 
 @dataclass(frozen=True)
 class DraftScore:
-    """Greedy speculation over the items' prompts.
+    """Greedy speculation over some prompts.
 
     Attributes:
-        mean_accepted: accepted drafts per round, block_size a round.
+        mean_accepted: accepted drafts per round, of block_size; a round that ends with its answer
+            counts the drafts that were used.
         calibration_error: expected calibration error of the confidence, ten bins, over drafts that
-            were reached.
+            were judged: the accepted ones and the first wrong one, none past an answer's end.
     """
 
     mean_accepted: float
@@ -60,7 +61,7 @@ class Report:
     tasks: dict[str, Score]
     text_loss: float | None
     text_tokens: int
-    drafter: DraftScore | None
+    drafter: dict[str, DraftScore]
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class Report:
             name: {"right": s.right, "total": s.total, "accuracy": s.accuracy}
             for name, s in self.tasks.items()
         }
-        drafter = None if self.drafter is None else dict(self.drafter.__dict__)
+        drafter = {name: dict(score.__dict__) for name, score in self.drafter.items()}
         return {
             "tasks": tasks,
             "text_loss": self.text_loss,
@@ -163,23 +164,36 @@ def text_loss(llm: LLM, items: list[Any]) -> tuple[float | None, int]:
     return total / count, count
 
 
-def score_drafter(llm: LLM, items: list[Any]) -> DraftScore | None:
-    """Greedy speculation through each item's answer, or None without a drafter."""
-    if not llm.model_config.has_drafter:
-        return None
+def draft_prompts(llm: LLM, items: list[Any], count: int) -> dict[str, list[tuple[list[int], int]]]:
+    """(prompt ids, most tokens) for the drafter: `text` to be continued, and questions to answer.
+
+    Texts are cut after a quarter and continued for as many tokens as they had; questions are
+    `count` of them, spread over the tasks.
+    """
+    texts = [llm.tokenizer.encode(item["text"], None) for item in items if "text" in item]
+    continued = [(ids[: len(ids) // 4], len(ids) - len(ids) // 4) for ids in texts if len(ids) > 7]
+    questions = [item for item in items if "text" not in item]
+    chosen = questions[:: max(1, len(questions) // count)][:count]
+    answered = [(llm.tokenizer.encode(i["prompt"], None), i["max_tokens"]) for i in chosen]
+    groups = {"text": continued[:count], "answers": answered}
+    return {name: prompts for name, prompts in groups.items() if prompts}
+
+
+def score_drafter(llm: LLM, prompts: list[tuple[list[int], int]]) -> DraftScore:
+    """Greedy speculation after each prompt."""
     accepted = rounds = 0
     confidences: list[float] = []
     outcomes: list[bool] = []
-    for item in items:
-        prompt = llm.tokenizer.encode(item["prompt"], None)
-        for turn in llm.speculate(prompt, item["max_tokens"]):
+    for prompt, most in prompts:
+        for turn in llm.speculate(prompt, most):
             if not turn.drafted:
                 continue
             accepted += turn.accepted
             rounds += 1
-            reached = min(turn.accepted + 1, turn.drafted)
-            confidences += turn.confidence[:reached]
-            outcomes += [i < turn.accepted for i in range(reached)]
+            ended = len(turn.token_ids) == turn.accepted
+            judged = turn.accepted if ended else min(turn.accepted + 1, turn.drafted)
+            confidences += turn.confidence[:judged]
+            outcomes += [i < turn.accepted for i in range(judged)]
     error = calibration_error(confidences, outcomes)
     block = llm.model_config.dspark_block_size
     return DraftScore(accepted / max(rounds, 1), block, rounds, error)
@@ -198,13 +212,14 @@ def calibration_error(confidences: list[float], outcomes: list[bool]) -> float:
 
 def evaluate(
     options: EngineOptions, tasks: Iterable[str] = (), limit: int | None = None,
-    draft_items: int = 40,
+    draft_items: int = 40, progress: bool = False,
 ) -> Report:  # fmt: skip
     """Run a checkpoint's evaluation.
 
     Args:
         tasks: only these; default all. limit: most items of each group.
-        draft_items: items whose answers are also decoded speculatively, spread over the tasks.
+        draft_items: texts, and questions over all tasks, that are also decoded speculatively.
+        progress: show on standard error how far it is and what is right so far.
 
     Raises:
         ConfigError: see `load_items`.
@@ -214,11 +229,59 @@ def evaluate(
     llm = LLM.from_options(options)
     texts = [item for item in items if "text" in item]
     questions = [item for item in items if "text" not in item]
-    scores = score_answers(questions, answers(llm, questions))
-    loss, tokens = text_loss(llm, texts)
-    stride = max(1, len(questions) // max(draft_items, 1))
-    drafter = score_drafter(llm, questions[::stride][:draft_items]) if draft_items else None
+    scores: dict[str, Score] = {}
+    drafter = {}
+    with _Bar(len(questions), progress) as bar:
+        for name, members in _by_group(questions).items():
+            bar.about(name)
+            scores |= score_answers(members, answers(llm, members))
+            bar.done(len(members), f"{name}: {scores[name].right} of {scores[name].total}")
+        bar.about("held-out text")
+        loss, tokens = text_loss(llm, texts)
+        if draft_items and llm.model_config.has_drafter:
+            for name, prompts in draft_prompts(llm, items, draft_items).items():
+                bar.about(f"drafter, {name}")
+                drafter[name] = score_drafter(llm, prompts)
     return Report(scores, loss, tokens, drafter, time.perf_counter() - start)
+
+
+def _by_group(items: list[Any]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        groups[group(item)].append(item)
+    return groups
+
+
+class _Bar:
+    """A progress bar on standard error: questions answered, and each task's result as it comes."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            SpinnerColumn(), *Progress.get_default_columns()[:2],
+            "{task.completed}/{task.total}", TimeElapsedColumn(),
+            console=Console(stderr=True), disable=not shown,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> "_Bar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def about(self, name: str) -> None:
+        """What is being done now."""
+        self._bar.update(self._task, description=name)
+
+    def done(self, count: int, result: str) -> None:
+        """Some more questions are answered."""
+        self._bar.advance(self._task, count)
+        if not self._bar.disable:
+            self._bar.console.print(result)
 
 
 def show(report: Report, wrong: bool) -> None:
@@ -235,10 +298,9 @@ def show(report: Report, wrong: bool) -> None:
     if report.text_loss is not None:
         console.print(f"held-out text: {report.text_loss:.4f} nats per token over"
                       f" {report.text_tokens:,} tokens")  # fmt: skip
-    if report.drafter is not None:
-        d = report.drafter
+    for name, d in report.drafter.items():
         console.print(
-            f"drafter: {d.mean_accepted:.2f} of {d.block_size} drafts accepted per round"
+            f"drafter, {name}: {d.mean_accepted:.2f} of {d.block_size} drafts accepted per round"
             f" ({d.rounds} rounds), calibration error {d.calibration_error:.3f}"
         )
     console.print(f"{report.seconds:.0f} s")

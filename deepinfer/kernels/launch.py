@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.ops.spec import Unsupported
+from deepinfer.errors import Unsupported
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 

@@ -11,13 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import Unsupported as Unsupported
 
 Arguments = dict[str, Any]
-
-
-class Unsupported(DeepInferError):
-    """A backend cannot serve these arguments; the message says why. Raised before any work."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def random_values(seed: int, outliers: bool = False) -> Values:
     Matrices are N(0, 1/in), halved where they write into the residual streams; norms 1 +- 0.1;
     sinks and biases N(0, 0.1); n-gram rows N(0, 1). With `outliers`, one value in 500 of every
     matrix grows twentyfold, three embedding channels and 2 % of the norm weights eightfold, and
-    sinks and router biases tenfold: what a trained net has and a random one lacks.
+    sinks, router and mixing biases tenfold: what a trained net has and a random one lacks.
     """
 
     def values(spec: TensorSpec) -> Tensor:
@@ -100,7 +100,7 @@ def _shape_values(
             return drawn
         if name.endswith("_scale"):
             return 1.0 + 0.1 * drawn
-        return drawn * (1.0 if outliers and not name.startswith("hc") else 0.1)
+        return drawn * (1.0 if outliers else 0.1)
     if "engram.embed" in name:
         return drawn
     if name.endswith(("q_weight", "k_weight")):

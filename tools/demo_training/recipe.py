@@ -21,7 +21,7 @@ ARCHITECTURE: dict[str, Any] = {
     "moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "compress_ratios": [0, 0, 2, 2, 1, 1, 1, 0, 0], "kv_source_layer_ids": [2, 4],
     "index_source_layer_ids": [2, 4, 6], "candidate_source_layer_id": 4, "index_n_heads": 4,
-    "index_head_dim": 32, "index_topk": 64, "candidate_topk_blocks": 32, "candidate_block_size": 8,
+    "index_head_dim": 32, "index_topk": 128, "candidate_topk_blocks": 64, "candidate_block_size": 8,
     "sliding_window": 64, "max_position_embeddings": 8192,
     "rope_scaling": {"rope_type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
                      "original_max_position_embeddings": 512},

@@ -1,0 +1,249 @@
+"""`deepinfer chat`: a conversation in the V4.1 prompt format.
+
+Knows messages and how a reply is shown; deepseek-recipe knows the prompt format and takes a reply
+apart into thinking, text and tool calls.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from deepinfer.config import EngineOptions
+from deepinfer.engine.llm import LLM
+from deepinfer.engine.request import Request
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.sampling.params import SamplingParams
+
+_MODEL = "deepinfer"
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_HELP = "/new starts a new conversation, /help shows this, /exit or Ctrl-D ends"
+
+
+def _recipe() -> Any:
+    try:
+        import deepseek_recipe
+    except ImportError:
+        raise ConfigError(
+            "chat needs the package deepseek-recipe: pip install 'deepinfer-hopper[chat]'"
+        ) from None
+    return deepseek_recipe
+
+
+class PromptFormat:
+    """The checkpoint's prompt format, with its own tokenizer."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._recipe = _recipe()
+        self._tokenizer = self._recipe.Tokenizer.from_str(llm.tokenizer.inner.to_str())
+        self._encoding = self._recipe.DeepseekV41Encoding().with_tokenizer(self._tokenizer)
+
+    def convert(self, messages: list[dict[str, Any]], thinking: bool) -> Any:
+        """The conversation as deepseek-recipe holds it."""
+        recipe = self._recipe
+        alias = recipe.ConversionOptions().with_model_alias(
+            _MODEL, recipe.ModelVersion.DeepseekV41Flash
+        )
+        body = {
+            "model": _MODEL,
+            "messages": messages,
+            "thinking": {"type": "enabled" if thinking else "disabled"},
+        }
+        return recipe.ChatCompletionRequest(body).convert(alias)
+
+    def encode(self, converted: Any) -> list[int]:
+        """Token ids of the prompt."""
+        return list(self._encoding.encode(converted.conversation))
+
+    def deltas(self, converted: Any, pieces: Iterator[list[int]]) -> Iterator[dict[str, Any]]:
+        """Parts of the reply, {"reasoning_content" | "content" | "tool_calls": ...}, as they come.
+
+        Args:
+            pieces: token ids of the reply.
+        """
+        recipe = self._recipe
+        generator = recipe.ChatCompletionRequest.chunk_generator(converted, "0", _MODEL)
+        stream = recipe.StreamProcessor(generator, converted.parsing_options, self._tokenizer)
+        usage = recipe.PromptUsage(prompt_tokens=1, prompt_cache_hit_tokens=0)
+        chunks = stream.push(recipe.InferenceChunk.ready(prompt_usage=usage))
+        for ids in pieces:
+            chunks += stream.push(recipe.InferenceChunk.tokens(ids))
+            yield from _deltas(chunks)
+            chunks = []
+        stop = recipe.InferenceFinishReason.Stop
+        chunks += stream.push(recipe.InferenceChunk.finish(stop))
+        chunks += stream.finish()
+        yield from _deltas(chunks)
+
+
+def _deltas(chunks: list[Any]) -> Iterator[dict[str, Any]]:
+    for chunk in chunks:
+        for choice in json.loads(chunk.to_json()).get("choices", ()):
+            if choice.get("delta"):
+                yield choice["delta"]
+
+
+@dataclass
+class Reply:
+    """What came back, and how fast."""
+
+    thinking: str = ""
+    text: str = ""
+    tool_calls: list[dict[str, str]] = field(default_factory=list)
+    finish_reason: str | None = None
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, delta: dict[str, Any]) -> None:
+        """Append one part."""
+        self.thinking += delta.get("reasoning_content") or ""
+        self.text += delta.get("content") or ""
+        for call in delta.get("tool_calls") or ():
+            while len(self.tool_calls) <= call["index"]:
+                self.tool_calls.append({"name": "", "arguments": ""})
+            for name in ("name", "arguments"):
+                self.tool_calls[call["index"]][name] += call["function"].get(name) or ""
+
+
+class Conversation:
+    """Messages so far; every question is answered with all of them in the prompt."""
+
+    def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None, thinking: bool):
+        self.llm, self.sampling, self.system, self.thinking = llm, sampling, system, thinking
+        self.format = PromptFormat(llm)
+        self.messages: list[dict[str, Any]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, message: str, out: TextIO | None) -> Reply:
+        """Answer `message` and remember both; parts are written to `out` as they come.
+
+        Raises:
+            RequestError: the prompt cannot be served; the conversation is as before then.
+        """
+        asked = [*self.messages, {"role": "user", "content": message}]
+        converted = self.format.convert(asked, self.thinking)
+        request = self.llm.request(self.format.encode(converted), self.sampling)
+        reply, start = Reply(), time.perf_counter()
+        shown = _Screen(out)
+        for delta in self.format.deltas(converted, self._pieces(request)):
+            reply.add(delta)
+            shown.show(delta)
+        output = request.output()
+        reply.finish_reason = output.outputs[0].finish_reason
+        reply.tokens = output.usage.completion_tokens
+        reply.seconds = time.perf_counter() - start
+        shown.end(reply)
+        self.messages = [*asked, {"role": "assistant", "content": reply.text}]
+        return reply
+
+    def _pieces(self, request: Request) -> Iterator[list[int]]:
+        end = self.llm.model_config.eos_token_id
+        for chunk in self.llm.chunks(request):
+            if ids := [token for token in chunk.token_ids if token != end]:
+                yield ids
+
+
+class _Screen:
+    """Shows a reply on a terminal, thinking dimmed, or in a file."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self.out = out
+        self.dim = ("", "") if out is None or not out.isatty() else (_DIM, _PLAIN)
+        self.thought = False
+
+    def show(self, delta: dict[str, Any]) -> None:
+        if self.out is None:
+            return
+        if thinking := delta.get("reasoning_content"):
+            self.thought = True
+            self.out.write(self.dim[0] + thinking + self.dim[1])
+        if text := delta.get("content"):
+            self.out.write("\n" * self.thought + text)
+            self.thought = False
+        self.out.flush()
+
+    def end(self, reply: Reply) -> None:
+        if self.out is not None:
+            for call in reply.tool_calls:
+                self.out.write(f"\n{call['name']}({call['arguments']})")
+            self.out.write("\n")
+            self.out.flush()
+
+
+def chat(
+    options: EngineOptions, sampling: SamplingParams, *,
+    messages: list[str], system: str | None, thinking: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Answer `messages`, each as a conversation of its own, or read them from the terminal.
+
+    Returns the exit status: 0, or 1 when a reply broke off in an error.
+    """
+    _recipe()
+    if sampling.stop:
+        raise RequestError("chat takes no --stop: a reply is shown token by token")
+    llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)
+    conversation = Conversation(llm, sampling, system, thinking)
+    out = None if as_json else sys.stdout
+    replies = _answer(conversation, messages, out) if messages else _talk(conversation, out)
+    failed = False
+    for message, reply in replies:
+        failed |= reply.finish_reason == "error"
+        if as_json:
+            sys.stdout.write(json.dumps({"message": message, **reply.__dict__}) + "\n")
+    return 1 if failed else 0
+
+
+def _answer(
+    conversation: Conversation, messages: list[str], out: TextIO | None
+) -> Iterator[tuple[str, Reply]]:
+    """Replies to given messages, a conversation each."""
+    tokens, start = 0, time.perf_counter()
+    for message in messages:
+        conversation.restart()
+        if out:
+            out.write(f"> {message}\n")
+        reply = conversation.ask(message, out)
+        tokens += reply.tokens
+        if out:
+            out.write("\n")
+        yield message, reply
+    if out:
+        seconds = time.perf_counter() - start
+        sys.stderr.write(f"[{tokens} generated tokens in {seconds:.1f} s]\n")
+
+
+def _talk(conversation: Conversation, out: TextIO | None) -> Iterator[tuple[str, Reply]]:
+    """Replies to what is typed; a message that cannot be served changes nothing."""
+    for message in _typed(conversation):
+        try:
+            yield message, conversation.ask(message, out)
+        except RequestError as error:
+            sys.stderr.write(f"error: {error}\n")
+
+
+def _typed(conversation: Conversation) -> Iterator[str]:
+    """Messages from standard input; commands start with a slash."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        sys.stderr.write(f"{_HELP}\n")
+    while True:
+        if terminal:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/exit":
+            return
+        if line.strip() == "/new":
+            conversation.restart()
+        elif line.strip() == "/help":
+            sys.stderr.write(f"{_HELP}\n")
+        elif line.startswith("/"):
+            sys.stderr.write(f"{line.strip()!r} is no command; {_HELP}\n")
+        elif line.strip():
+            yield line.strip()
