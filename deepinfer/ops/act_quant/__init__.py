@@ -1,5 +1,10 @@
-"""FP8 rounding of activations, groups of 32 channels."""
+"""Rounding and packing of activations: FP8 and FP4 in groups of channels."""
 
-from deepinfer.ops.act_quant.reference import act_quant
+from deepinfer.ops.act_quant.reference import (
+    act_quant,
+    fp4_quantise,
+    fp8_quantise,
+    mxfp4_quantise,
+)
 
-__all__ = ["act_quant"]
+__all__ = ["act_quant", "fp4_quantise", "fp8_quantise", "mxfp4_quantise"]

@@ -1,5 +1,5 @@
-"""Softmax pooling of token groups into one latent."""
+"""Softmax pooling of token groups into one latent, across steps."""
 
-from deepinfer.ops.compress.reference import pool_groups
+from deepinfer.ops.compress.reference import compress_groups, pool_groups, store_groups
 
-__all__ = ["pool_groups"]
+__all__ = ["compress_groups", "pool_groups", "store_groups"]

@@ -1,4 +1,4 @@
-"""Reference of the hyper-connection operators: mixes, collapse and expand.
+"""Reference of the hyper-connection operators: mixes, collapse, expand, and all between sublayers.
 
 Knows the residual streams of one sublayer; must not know what the sublayer computes.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.numerics import accumulate_dtype, constant
+from deepinfer.ops.rms_norm import rms_norm
 
 
 @cache
@@ -104,3 +105,44 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """
     mixed = torch.matmul(comb.transpose(-1, -2), streams.to(comb.dtype))
     return (mixed + post.unsqueeze(-1) * y.to(post.dtype).unsqueeze(-2)).to(streams.dtype)
+
+
+def hyper_connection_step(
+    y: Tensor | None,
+    streams: Tensor,
+    post: Tensor | None,
+    comb: Tensor | None,
+    pre: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_weight: Tensor,
+    *,
+    iterations: int,
+    hc_eps: float,
+    norm_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """All that happens between two sublayers: expand, mixes, collapse and the next one's norm.
+
+    X' = expand(y, X, post, comb), or X itself when `y` is None;
+    x = rms_norm(collapse(X', pre), norm_weight, norm_eps), collapsed streams rounded before the
+    norm; the coefficients are mixes(X').
+
+    Args:
+        y: [T, H] output of the sublayer before, in the dtype of the streams; None at the start and
+            after something else has written the streams: `post` and `comb` are not read then.
+        streams: X [T, S, H]; post: [T, S]; comb: [T, S, S]; pre: [T, S], of the mixing before.
+        fn: [S * (2 + S), S * H]; base: [S * (2 + S)]; scale: [3]; norm_weight: [H].
+
+    Returns:
+        X' [T, S, H] (the tensor `streams` itself when `y` is None), x [T, H], both in the dtype of
+        the streams, and next_pre [T, S], next_post [T, S], next_comb [T, S, S] in that of `fn`.
+    """
+    if y is not None:
+        assert post is not None
+        assert comb is not None
+        streams = expand(y, streams, post, comb)
+    coefficients = mixes(
+        streams, fn, base, scale, iterations=iterations, hc_eps=hc_eps, norm_eps=norm_eps
+    )
+    return streams, rms_norm(collapse(streams, pre), norm_weight, norm_eps), *coefficients

@@ -1,5 +1,9 @@
 """Scores of compressed entries for a query."""
 
-from deepinfer.ops.index_scores.reference import index_scores
+from deepinfer.ops.index_scores.reference import (
+    candidate_scores,
+    index_scores,
+    paged_index_scores,
+)
 
-__all__ = ["index_scores"]
+__all__ = ["candidate_scores", "index_scores", "paged_index_scores"]

@@ -1,6 +1,7 @@
-"""Reference of the packed cache records: rounding, packing and unpacking, in bytes.
+"""Reference of the packed cache records: rounding, packing, unpacking, storing and loading.
 
-Knows the three record layouts of model description 4.2; must not know pages, rings or slots.
+Knows the three record layouts of model description 4.2 and rows of a cache; must not know pages,
+rings or slots.
 
 A record is the concatenation of codes and scales of one entry:
 
@@ -9,6 +10,8 @@ A record is the concatenation of codes and scales of one entry:
     index key   D/2 bytes of e2m1 pairs, then D/32 e8m0 bytes            68 bytes at D = 128
 
 `unpack_x(pack_x(v))` equals `round_x(v)` bit for bit, for every finite v.
+
+Where a cache is written or read, `places` are its rows; a negative place stands for none.
 """
 
 import torch
@@ -34,6 +37,8 @@ from deepinfer.numerics import (
     straight_through,
     unpack_e2m1,
 )
+from deepinfer.ops.rms_norm import rms_norm
+from deepinfer.ops.rope import rope
 
 
 def _groups(x: Tensor, size: int) -> Tensor:
@@ -130,3 +135,120 @@ def unpack_index_key(records: Tensor, dtype: torch.dtype) -> Tensor:
     codes = unpack_e2m1(records[..., :half], accumulate).unflatten(-1, (-1, MXFP4_GROUP))
     scale = decode_e8m0(records[..., half:], accumulate).unsqueeze(-1)
     return (codes * scale).flatten(-2).to(dtype)
+
+
+def _store(cache: Tensor, places: Tensor, records: Tensor) -> None:
+    """cache[places[i]] = records[i] where places[i] >= 0, without a device sync."""
+    if places.numel() == 0:
+        return
+    # Rows without a place repeat the first write that there is; if there is none, they write what
+    # row 0 holds already.
+    valid = places >= 0
+    first = valid.to(torch.uint8).argmax(0, keepdim=True)
+    target = places[first].clamp_min(0)
+    kept = torch.where(valid[first].unsqueeze(-1), records[first], cache[target])
+    cache[torch.where(valid, places, target)] = torch.where(valid.unsqueeze(-1), records, kept)
+
+
+def _load(cache: Tensor, places: Tensor) -> Tensor:
+    """Records [..., bytes] at `places` [...]; bytes of 0 where a place is negative."""
+    return torch.where((places >= 0).unsqueeze(-1), cache[places.clamp_min(0)], 0)
+
+
+def store_window(
+    kv: Tensor,
+    weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor | None,
+    places: Tensor | None,
+) -> Tensor:
+    """Window keys from projected keys: normalised, rotated, packed, and stored in the same sweep.
+
+    The norm and the rotation round to the dtype of `kv` each, as they do alone.
+
+    Args:
+        kv: [T, D]; weight: [D] of the norm; rotations: [T, d/2] complex.
+        cache: [R, D + D/32] uint8, changed in place: cache[places[i]] = records[i].
+        places: [T] int64, negative: row i is not stored. No two rows may share a place. Without a
+            cache or without places nothing is stored.
+
+    Returns:
+        records [T, D + D/32] uint8 of all rows.
+    """
+    records = pack_window(rope(rms_norm(kv, weight, eps), rotations))
+    if cache is not None and places is not None:
+        _store(cache, places, records)
+    return records
+
+
+def store_compressed(latents: Tensor, rotations: Tensor, cache: Tensor, places: Tensor) -> None:
+    """Compressed entries from latents: rotated, rounded to their dtype, packed and stored.
+
+    Args:
+        latents: [G, D] normalised, not rotated; rotations: [G, d/2] complex.
+        cache: [E, D/2 + D/16] uint8, changed in place.
+        places: [G] int64, negative: not stored. No two rows may share a place.
+    """
+    _store(cache, places, pack_compressed(rope(latents, rotations)))
+
+
+def store_index_key(
+    keys: Tensor,
+    weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    places: Tensor,
+) -> None:
+    """Index keys from projected latents: normalised, rotated, packed and stored.
+
+    The norm and the rotation round to the dtype of `keys` each, as they do alone.
+
+    Args:
+        keys: [G, D]; weight: [D] of the norm; rotations: [G, d/2] complex.
+        codes: [E, D/2] uint8 and scales: [E, D/32] uint8, both changed in place.
+        places: [G] int64, negative: not stored. No two rows may share a place.
+    """
+    records = pack_index_key(rope(rms_norm(keys, weight, eps), rotations))
+    half = codes.shape[-1]
+    _store(codes, places, records[:, :half])
+    _store(scales, places, records[:, half:])
+
+
+def index_query(queries: Tensor, rotations: Tensor) -> Tensor:
+    """Index queries: rotated, rounded to their dtype, then to MXFP4 values.
+
+    Args:
+        queries: [T, N, D]; rotations: [T, d/2] complex, one for all heads of a token.
+
+    Returns:
+        [T, N, D] in the dtype of `queries`.
+    """
+    return round_index(rope(queries, rotations.unsqueeze(-2)))
+
+
+def load_window(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values [n, D] in `dtype` of window records `cache` [R, D + D/32] at `places` [n] int64.
+
+    A negative place gives zeros; nothing is read for it.
+    """
+    return unpack_window(_load(cache, places), dtype)
+
+
+def load_compressed(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values [n, D] in `dtype` of entries `cache` [E, D/2 + D/16] at `places` [n] int64.
+
+    A negative place gives zeros; nothing is read for it.
+    """
+    return unpack_compressed(_load(cache, places), dtype)
+
+
+def load_index_key(codes: Tensor, scales: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values [n, D] in `dtype` of keys `codes` [E, D/2], `scales` [E, D/32] at `places` [n] int64.
+
+    A negative place gives zeros; nothing is read for it.
+    """
+    records = torch.cat([_load(codes, places), _load(scales, places)], dim=-1)
+    return unpack_index_key(records, dtype)

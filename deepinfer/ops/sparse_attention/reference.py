@@ -1,12 +1,15 @@
-"""Reference of attention with a sink over gathered or masked keys.
+"""Reference of attention with a sink, over gathered or masked keys and over packed records.
 
-Knows queries, keys and validity; must not know rings, pages or layers.
+Knows queries, keys, validity and records; must not know pages or layers.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from deepinfer.numerics import accumulate_dtype, constant
+from deepinfer.ops.kv_records import unpack_compressed, unpack_window
 
 # Stands for the maximum of no scores: far below any score, and finite so that it can be subtracted.
 NO_KEY = -1.0e30
@@ -42,3 +45,85 @@ def attention_with_sink(
     total = weights.sum(-1, keepdim=True) + torch.exp(sink.unsqueeze(-1) - top)
     mixed = torch.matmul(weights.to(queries.dtype).to(wide), wide_keys)
     return (mixed / total).to(queries.dtype)
+
+
+def sparse_attention(
+    queries: Tensor,
+    window: Tensor,
+    own: Tensor,
+    window_index: Tensor,
+    compressed: Tensor | None,
+    compressed_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention with a sink over records that each query lists (model description 3.5).
+
+    score = (q . k) * scale over the valid entries of both lists, M = max score,
+    P = exp(score - M), Z = sum P + exp(sink - M), out = sum(P * k) / Z, the P of the last sum
+    rounded to the dtype of the queries; lse = log2(sum exp(score)), without the sink.
+
+    Negative entries name no key and may stand anywhere; a key that is listed twice counts twice.
+    Nothing is read of records that no list names. A query without any key gets out 0, lse -inf.
+
+    Args:
+        queries: [T, N, D].
+        window: [R, D + D/32] uint8, FP8 records of the ring.
+        own: [T2, D + D/32] uint8, records of this step.
+        window_index: [T, W] int32; i < R names record i of `window`, i >= R record i - R of `own`.
+        compressed: [E, D/2 + D/16] uint8, FP4 records; None if there are none.
+        compressed_index: [T, K] int32 into `compressed`; None together with it.
+        sink: [N] float32; -inf for a head without one.
+
+    Returns:
+        out [T, N, D] in the dtype of `queries`, lse [T, N] float32 (float64 for float64 queries).
+    """
+    parts = []
+    for first in range(0, max(1, len(queries)), _ROWS):
+        rows = slice(first, first + _ROWS)
+        keys, valid = _listed_window(window, own, window_index[rows], queries.dtype)
+        if compressed is not None and compressed_index is not None:
+            more, more_valid = _listed(compressed, compressed_index[rows])
+            keys = torch.cat([keys, unpack_compressed(more, keys.dtype)], dim=1)
+            valid = torch.cat([valid, more_valid], dim=1)
+        parts.append(_attend(queries[rows], keys, valid, sink, scale))
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+_ROWS = 256  # queries at a time: their decoded keys are large
+
+
+def _listed(records: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """([T, n, bytes], [T, n] bool): records of an index list, zeros where the entry names none."""
+    valid = index >= 0
+    if len(records) == 0:
+        return records.new_zeros(*index.shape, records.shape[-1]), valid
+    found = records[index.clamp(0, len(records) - 1).long()]
+    return torch.where(valid.unsqueeze(-1), found, 0), valid
+
+
+def _listed_window(
+    window: Tensor, own: Tensor, index: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    ring, valid = _listed(window, index)
+    step, in_step = _listed(own, index - len(window))
+    records = torch.where(in_step.unsqueeze(-1), step, ring)
+    return unpack_window(records, accumulate_dtype(dtype)), valid
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    wide = keys.dtype
+    if keys.shape[1] == 0:
+        empty = torch.zeros_like(queries, dtype=wide).sum(-1)
+        return torch.zeros_like(queries), empty - math.inf
+    scores = torch.matmul(queries.to(wide), keys.transpose(-1, -2)) * constant(scale, wide)
+    scores = scores.masked_fill(~valid.unsqueeze(-2), -math.inf)
+    top = scores.amax(-1, keepdim=True).clamp_min(NO_KEY)
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    lse = (torch.log2(total) + top * constant(1.0 / math.log(2.0), wide)).squeeze(-1)
+    mixed = torch.matmul(weights.to(queries.dtype).to(wide), keys)
+    out = mixed / (total + torch.exp(sink.to(wide).unsqueeze(-1) - top))
+    return torch.where(valid.any(-1)[:, None, None], out, 0.0).to(queries.dtype), lse
