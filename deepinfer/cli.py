@@ -165,6 +165,27 @@ def evaluate(
 
 
 @app.command
+def ops(
+    options: Options,
+    *,
+    try_out: Annotated[bool, Switch] = False,
+    as_json: Json = False,
+) -> None:
+    """List the operators: which implementation runs here, why, and how often it was called.
+
+    Parameters
+    ----------
+    try_out:
+        Load the checkpoint and generate a few tokens first, so that calls are counted.
+    as_json:
+        Print JSON instead of a table.
+    """
+    from deepinfer.commands.ops import list_operators, show
+
+    show(list_operators(options, try_out), as_json)
+
+
+@app.command
 def doctor(model: Path | None = None, *, as_json: Json = False) -> None:
     """Say what this machine can run, and why not more.
 

@@ -137,6 +137,7 @@ class ModelConfig:
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["bfloat16", "float32", "float64"]
 TruncationMode = Literal["off", "mask", "compact"]
+KernelsName = Literal["auto", "ref", "triton", "tile"]
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,13 @@ class EngineOptions:
         yoco_prefill: let prompt rows that nothing reads later stop at the boundary layer: compact
             leaves them out, mask computes them with the same result. Default off, which is exact.
         yoco_keep_tokens: prompt rows that a truncated prefill keeps. Default: window and rollback.
+        ops_backend: preferred backend of every operator; auto takes the fastest proven one.
+        op: backend of one operator, like rms_norm=triton; may be given several times.
+        ops_strict: an operator that falls back to its reference is an error.
+        sparse_mla_backend: backend of sparse attention, the same as op sparse_attention=...
+        kernels: preferred backend of what the tile_kernels library does: ref, triton or tile.
+        batch_invariant: take only implementations whose rows do not depend on each other.
+        simulate_no_tilelang: act as on a machine without TileLang.
     """
 
     model: str
@@ -177,6 +185,13 @@ class EngineOptions:
     threads: int | None = None
     yoco_prefill: TruncationMode | None = None
     yoco_keep_tokens: int | None = None
+    ops_backend: str | None = None
+    op: tuple[str, ...] | None = None
+    ops_strict: bool | None = None
+    sparse_mla_backend: str | None = None
+    kernels: KernelsName | None = None
+    batch_invariant: bool | None = None
+    simulate_no_tilelang: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +211,13 @@ class EngineConfig:
     threads: int
     yoco_prefill: TruncationMode
     yoco_keep_tokens: int
+    ops_backend: str
+    op: tuple[str, ...]
+    ops_strict: bool
+    sparse_mla_backend: str
+    kernels: KernelsName
+    batch_invariant: bool
+    simulate_no_tilelang: bool
 
 
 @dataclass(frozen=True)
@@ -255,6 +277,13 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
         "threads": host.cores,
         "yoco_prefill": "off",
         "yoco_keep_tokens": model.sliding_window + max_rollback(model) if truncates else 0,
+        "ops_backend": "auto",
+        "op": (),
+        "ops_strict": False,
+        "sparse_mla_backend": "auto",
+        "kernels": "auto",
+        "batch_invariant": False,
+        "simulate_no_tilelang": False,
     }
 
 
@@ -269,6 +298,8 @@ def resolve(
     by_user = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
     given = {**environment, **by_user}
     _check_types(given)
+    if "op" in given:
+        given["op"] = _merged(environment.get("op", ()), by_user.get("op", ()))
     defaults = _defaults(model, host, given)
     if given.get("device") == "auto":
         del given["device"]
@@ -288,6 +319,17 @@ def resolve(
     return config, decisions
 
 
+def _merged(environment: tuple[str, ...], user: tuple[str, ...]) -> tuple[str, ...]:
+    """NAME=BACKEND of both, the user's word for an operator before the environment's."""
+    chosen: dict[str, str] = {}
+    for entry in (*environment, *user):
+        name, separator, backend = entry.partition("=")
+        if not (name and separator and backend):
+            raise _wrong("op", entry, "OPERATOR=BACKEND, like rms_norm=triton")
+        chosen[name] = backend
+    return tuple(f"{name}={backend}" for name, backend in chosen.items())
+
+
 def _wrong(name: str, value: Any, expected: str) -> ConfigError:
     return ConfigError(f"{name} = {value!r}; expected {expected}")
 
@@ -296,16 +338,20 @@ def _check_types(given: dict[str, Any]) -> None:
     """What defaults are worked out from has to be of the right kind first."""
     least = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "cache_tokens": 1,
              "page_tokens": 1, "threads": 1, "yoco_keep_tokens": 0}  # fmt: skip
+    switches = ("act_quant", "ops_strict", "batch_invariant", "simulate_no_tilelang")
     for name, value in given.items():
         if name in least and (type(value) is not int or value < least[name]):
             raise _wrong(name, value, f"a whole number of at least {least[name]}")
-        if name == "act_quant" and not isinstance(value, bool):
+        if name in switches and not isinstance(value, bool):
             raise _wrong(name, value, "true or false")
+        if name == "op" and not (isinstance(value, tuple) and all(type(v) is str for v in value)):
+            raise _wrong(name, value, "a tuple of texts like rms_norm=triton")
 
 
 def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str, Any]) -> None:
     for name, choices in (("dtype", get_args(DtypeName)), ("device", ("cpu", "cuda")),
-                          ("yoco_prefill", get_args(TruncationMode))):  # fmt: skip
+                          ("yoco_prefill", get_args(TruncationMode)),
+                          ("kernels", get_args(KernelsName))):  # fmt: skip
         if getattr(config, name) not in choices:
             raise _wrong(name, getattr(config, name), f"one of {', '.join(choices)}")
     if config.device == "cuda" and not host.cuda:

@@ -48,7 +48,46 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
+def _name(text: str) -> str:
+    if not text.isascii() or not text.replace("_", "").isalnum():
+        raise ValueError(text)
+    return text
+
+
+# DEEPINFER_OPS_<OPERATOR>: which operators there are is known where operators are, not here.
+OPERATOR_PREFIX = "DEEPINFER_OPS_"
+
 VARIABLES = (
+    Variable(
+        "DEEPINFER_OPS_BACKEND", "ops_backend", _name, "a backend like auto, triton or ref",
+        "preferred backend of every operator",
+    ),
+    Variable(
+        "DEEPINFER_OPS_STRICT", "ops_strict", _switch, "0 or 1",
+        "an operator that falls back to its reference is an error",
+    ),
+    Variable(
+        "DEEPINFER_SPARSE_MLA_BACKEND", "sparse_mla_backend", _name,
+        "a backend like triton or ref", "backend of sparse attention",
+    ),
+    Variable(
+        "DEEPINFER_KERNELS", "kernels", _choice("ref", "triton", "tile"), "ref, triton or tile",
+        "preferred backend of the operators that the tile_kernels library has",
+    ),
+    Variable(
+        "DEEPINFER_BATCH_INVARIANT", "batch_invariant", _switch, "0 or 1",
+        "only implementations whose rows do not depend on each other",
+    ),
+    Variable(
+        "DEEPINFER_SIMULATE_NO_TILELANG", "simulate_no_tilelang", _switch, "0 or 1",
+        "act as on a machine without TileLang",
+    ),
     Variable(
         "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "yoco_prefill",
         _choice("off", "mask", "compact"), "off, mask or compact",
@@ -68,6 +107,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
 
     Raises:
         ConfigError: an unknown DEEPINFER_* name (with the nearest known one) or a malformed value.
+            Whether DEEPINFER_OPS_<OPERATOR> names an operator shows when operators are chosen.
     """
     environ = os.environ if environ is None else environ
     known = {variable.name: variable for variable in VARIABLES}
@@ -75,8 +115,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     for name, text in environ.items():
         if not name.startswith(PREFIX):
             continue
+        if name not in known and name.startswith(OPERATOR_PREFIX) and text:
+            backend = _operator_backend(name, text)
+            settings["op"] = (*settings.get("op", ()), backend)
+            continue
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)[0]
             raise ConfigError(f"environment variable {name} is unknown; did you mean {near}?")
         if text == "":
             continue
@@ -86,3 +130,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
         except ValueError:
             raise ConfigError(f"{name} = {text!r}; expected {variable.expected}") from None
     return settings
+
+
+def _operator_backend(name: str, text: str) -> str:
+    try:
+        return f"{name.removeprefix(OPERATOR_PREFIX).lower()}={_name(text)}"
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r}; expected a backend like triton or ref") from None

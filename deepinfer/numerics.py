@@ -112,7 +112,8 @@ def unpack_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         grid = [*_E2M1, *(-value for value in _E2M1)]
         pairs = [[grid[byte & 15], grid[byte >> 4]] for byte in range(256)]
         table = _PAIR_TABLES[key] = torch.tensor(pairs, dtype=dtype, device=packed.device)
-    return table[packed.to(torch.int32)].flatten(-2)
+    # A third of the time of table[packed].
+    return torch.nn.functional.embedding(packed.to(torch.int32), table).flatten(-2)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -21,6 +21,7 @@ from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, ModelC
 from deepinfer.env import read_environment
 from deepinfer.model.linear import Precision
 from deepinfer.model.transformer import Transformer
+from deepinfer.ops.select import Operators, Wishes, select
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,44 @@ def load(options: EngineOptions, progress: bool = False) -> Loaded:
     torch.set_num_threads(config.threads)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     bar = _with_bar if progress else None
-    model = load_model(folder, model_config, _precision(config), device, bar)
+    precision = _precision(config, select(wishes(config)))
+    model = load_model(folder, model_config, precision, device, bar)
     return Loaded(config, decisions, model_config, tokenizer, model, token_map)
 
 
-def _precision(config: EngineConfig) -> Precision:
+def wishes(config: EngineConfig) -> Wishes:
+    """What the settings say about operators."""
+    operators = dict(entry.split("=", 1) for entry in config.op)
+    if config.sparse_mla_backend != "auto":
+        operators.setdefault("sparse_attention", config.sparse_mla_backend)
+    return Wishes(
+        device=config.device,
+        backend=config.ops_backend,
+        operators=operators,
+        tile_kernels={"tile": "tilelang"}.get(config.kernels, config.kernels),
+        strict=config.ops_strict,
+        batch_invariant=config.batch_invariant,
+        without_tilelang=config.simulate_no_tilelang,
+    )
+
+
+def choose_operators(options: EngineOptions) -> Operators:
+    """The operators that a checkpoint would run with, without loading it.
+
+    Raises:
+        ConfigError: a setting is wrong, or a wish cannot be met.
+    """
+    model_config = load_model_config(Path(options.model))
+    config, _ = resolve(options, read_environment(), model_config, this_host())
+    return select(wishes(config))
+
+
+def _precision(config: EngineConfig, operators: Operators) -> Precision:
     """Matrices are kept in float32 on CPUs, few of which multiply bfloat16 (same values)."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     narrow = config.device == "cuda" and dtype == torch.bfloat16
     matrix = dtype if narrow or dtype == torch.float64 else torch.float32
-    return Precision(dtype, matrix, config.act_quant)
+    return Precision(dtype, matrix, config.act_quant, operators)
 
 
 def _with_bar(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:

@@ -12,7 +12,6 @@ from deepinfer.model.indexer import Indexer
 from deepinfer.model.linear import Linear, Precision, parameter
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import AttentionState, SequenceState
-from deepinfer.ops.rope import rope
 
 
 class Attention(nn.Module):
@@ -51,18 +50,12 @@ class Attention(nn.Module):
     def store_entries(self, x: Tensor, state: SequenceState) -> None:
         """Hand the state the entries that rows `x` [rows, H] complete; KV source layers only.
 
-        The index key comes from the latent before its rotation; both are rotated at the position
-        of the group's first token.
+        The index key comes from the latent before its rotation.
         """
         assert self.compressor is not None and self.indexer is not None
         latents = self.compressor(x, state)
-        rotations = state.entry_rotations(self.layer)
-        keys = self.indexer.keys(latents, rotations)
-        state.store_entries(self.layer, rope(latents, rotations), keys)
-
-    def window_keys(self, x: Tensor, rotations: Tensor) -> Tensor:
-        """Window keys [rows, D] of `x` [rows, H] as the matrix sees it, before record rounding."""
-        return rope(self.kv_norm(self.wkv(x)), rotations)
+        keys = self.indexer.keys(latents)
+        state.store_entries(self.layer, latents, keys, self.indexer.k_norm)
 
     def forward(self, x: Tensor, state: AttentionState) -> Tensor:
         """Normalised sublayer input [rows, H] to attention output [rows, H]."""
@@ -70,12 +63,13 @@ class Attention(nn.Module):
         quantised = self.precision.activation(x)
         latent_queries = self.precision.activation(self.q_norm(self.wq_a(quantised)))
         queries = self.wq_b(latent_queries).unflatten(-1, (self.heads, -1))
-        queries = rope(queries, rotations.unsqueeze(-2))
-        kv = self.window_keys(quantised, rotations)
+        operators = self.precision.operators
+        queries = operators.rope(queries, rotations.unsqueeze(-2))
+        kv = self.wkv(quantised)
         if self.indexer is not None:
             self.indexer(x, latent_queries, state)
-        mixed = state.attend(self.layer, queries, kv, self.attn_sink)
-        return self._project(rope(mixed, rotations.unsqueeze(-2), inverse=True))
+        mixed = state.attend(self.layer, queries, kv, self.kv_norm, self.attn_sink)
+        return self._project(operators.rope(mixed, rotations.unsqueeze(-2), inverse=True))
 
     def _project(self, mixed: Tensor) -> Tensor:
         """Head outputs [rows, N, D] to [rows, H]: heads of one group share a low-rank product."""

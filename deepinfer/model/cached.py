@@ -12,20 +12,9 @@ from torch import Tensor
 
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.dspark import Draft, greedy
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.step import StepLayout
 from deepinfer.model.transformer import Hidden, Transformer
-from deepinfer.ops.candidate_blocks import candidate_blocks
-from deepinfer.ops.index_scores import index_scores
-from deepinfer.ops.kv_records import (
-    pack_compressed,
-    pack_index_key,
-    pack_window,
-    unpack_compressed,
-    unpack_index_key,
-    unpack_window,
-)
-from deepinfer.ops.sparse_attention import attention_with_sink
-from deepinfer.ops.topk_select import topk_select
 
 
 class CachedState:
@@ -47,74 +36,97 @@ class CachedState:
         compact: bool = False,
     ) -> None:
         self.config = model.config
-        self.dtype = model.precision.dtype
+        self.precision = model.precision
+        self.operators = model.precision.operators
         self.rotary = model.rotary
-        self.pool = pool
+        self.cache = pool
         self.layout = layout
         self.scale = self.config.head_dim**-0.5
         self._compact = compact
         self._token_ids = token_ids
         self._token_map = token_map
         self._rotations: dict[bool, Tensor] = {}
+        self._windows: dict[bool, Tensor] = {}
+        self._ring_targets: dict[int, Tensor] = {}
         self._classes: Tensor | None = None
-        self._candidates: list[Tensor | None] = []
-        self._selection: tuple[int, Tensor] | None = None
-        self._selected: dict[int, tuple[Tensor, Tensor]] = {}
+        self._candidates: Tensor | None = None
+        self._selection: Tensor | None = None
+        self._selected: dict[int, Tensor] = {}
 
     def rotations(self, ratio: int) -> Tensor:
         """Rotations [T, d/2] of the rows."""
         key = ratio > 0
         if key not in self._rotations:
-            self._rotations[key] = self.rotary.rotations(self.layout.positions, ratio, self.dtype)
+            dtype = self.precision.dtype
+            self._rotations[key] = self.rotary.rotations(self.layout.positions, ratio, dtype)
         return self._rotations[key]
+
+    def _places(self, ring: int, length: int, rings: int, floors: Tensor) -> Tensor:
+        """[T, length] places of each row's last tokens in rings [rings * ring] and rows [T]."""
+        layout = self.layout
+        places: Tensor = self.operators.window_index(
+            layout.positions, layout.starts, layout.slots, layout.first_row, floors,
+            length, ring, rings,
+        )  # fmt: skip
+        return places
+
+    def _targets(self, ring: int) -> Tensor:
+        """[T] where rings of `ring` tokens keep the rows, -1 for rows that they do not."""
+        if ring not in self._ring_targets:
+            layout = self.layout
+            self._ring_targets[ring] = self.operators.ring_targets(
+                layout.positions, layout.slots, layout.left, ring
+            )
+        return self._ring_targets[ring]
 
     def ngram_classes(self) -> Tensor:
         """[T, G]; the classes of this forward's rows go into the history rings at first use."""
         if self._classes is None:
             assert self._token_map is not None
-            layout, ring = self.layout, self.pool.geometry.history_tokens
+            history, layout = self.cache.history, self.layout
+            slots, ring = history.shape
             own = self._token_map[self._token_ids]
-            places, valid = layout.lookback(ring, self.config.engram_max_ngram_size)
-            table = torch.cat([self.pool.history[layout.slots].flatten(), own])
+            depth = self.config.engram_max_ngram_size
+            places = self._places(ring, depth, slots, layout.no_floors)
+            table = torch.cat([history.flatten(), own])
             pad = self._token_map[self.config.engram_pad_token_id]
-            self._classes = torch.where(valid, table[places], pad).flip(-1)
-            rows, targets = layout.ring_writes(ring)
-            self.pool.history.view(-1)[targets] = own[rows]
+            self._classes = torch.where(places >= 0, table[places.clamp_min(0)], pad).flip(-1)
+            self.operators.copy_rows(
+                own.unsqueeze(-1), history.view(-1, 1), layout.row_numbers, self._targets(ring)
+            )
         return self._classes
 
-    def groups(self, layer: int, values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, D] to [groups, r, D] of groups completed by these rows; rows go into the ring."""
-        layout, ring = self.layout, self.pool.geometry.group_tokens
-        kept = self.pool.groups[layer]
-        both = torch.stack([values, gates], dim=1)
+    def pool(self, layer: int, values: Tensor, gates: Tensor, norm: RMSNorm) -> Tensor:
+        """[T, D] to latents [groups, D] of the groups completed by these rows."""
+        kept = self.cache.groups[layer]
+        slots, ring = kept.shape[:2]
+        layout, ratio = self.layout, self.config.compress_ratio(layer)
+        rows = layout.completing_rows(ratio)
+        places = self._places(ring, ratio, slots, layout.no_floors)[rows].long()
+        state = kept.flatten(0, 1)
+        latents: Tensor = self.operators.compress_groups(
+            values, gates, state, places, norm.weight, norm.eps, self.precision.dtype
+        )
+        self.operators.store_groups(values, gates, state, layout.row_numbers, self._targets(ring))
+        return latents
+
+    def store_entries(self, layer: int, latents: Tensor, keys: Tensor, norm: RMSNorm) -> None:
+        """Pack the entries into their pages."""
+        pool, layout, operators = self.cache, self.layout, self.operators
         ratio = self.config.compress_ratio(layer)
         rows = layout.completing_rows(ratio)
-        places, _ = layout.lookback(ring, ratio)
-        table = torch.cat([kept[layout.slots].flatten(0, 1), both])
-        whole = table[places[rows]]
-        kept_rows, targets = layout.ring_writes(ring)
-        kept.flatten(0, 1)[targets] = both[kept_rows]
-        return whole[:, :, 0], whole[:, :, 1]
-
-    def entry_rotations(self, layer: int) -> Tensor:
-        """Rotations [groups, d/2] at the first token of each group completed by these rows."""
-        ratio = self.config.compress_ratio(layer)
-        rows = self.layout.completing_rows(ratio)
-        first = self.layout.positions[rows] - (ratio - 1)
-        return self.rotary.rotations(first, ratio, self.dtype)
-
-    def store_entries(self, layer: int, compressed: Tensor, index_keys: Tensor) -> None:
-        """Pack the entries into their pages."""
-        ratio = self.config.compress_ratio(layer)
-        rows = self.layout.completing_rows(ratio)
-        entries = self.layout.positions[rows] // ratio
-        per_page = self.pool.geometry.entries[layer]
-        places = self.layout.entry_places(self.layout.sequence[rows], entries, per_page)
-        self.pool.compressed[layer].flatten(0, 1)[places] = pack_compressed(compressed)
-        keys = pack_index_key(index_keys)
-        codes = self.pool.geometry.index_code_bytes
-        self.pool.index_codes[layer].flatten(0, 1)[places] = keys[:, :codes]
-        self.pool.index_scales[layer].flatten(0, 1)[places] = keys[:, codes:]
+        positions = layout.positions[rows]
+        places = operators.entry_places(
+            (positions // ratio).unsqueeze(-1), layout.sequence[rows], layout.page_table,
+            pool.geometry.entries[layer],
+        ).squeeze(-1).long()  # fmt: skip
+        first = positions - (ratio - 1)
+        rotations = self.rotary.rotations(first, ratio, self.precision.dtype)
+        operators.store_compressed(latents, rotations, pool.compressed[layer].flatten(0, 1), places)
+        operators.store_index_key(
+            keys, norm.weight, norm.eps, rotations, pool.index_codes[layer].flatten(0, 1),
+            pool.index_scales[layer].flatten(0, 1), places,
+        )  # fmt: skip
 
     def truncate(self, layer: int) -> "tuple[Tensor, CachedState] | None":
         """At the boundary of a compact prefill: the kept suffix of each sequence."""
@@ -123,95 +135,108 @@ class CachedState:
             return None
         rows, layout = self.layout.keep_above_floor()
         self.layout = layout
-        self._rotations.clear()
+        for known in (self._rotations, self._windows, self._ring_targets):
+            known.clear()
         return rows, self
 
     def select(self, layer: int, queries: Tensor, weights: Tensor) -> None:
-        """Publish the entries [T, K] that each row attends to, padded with -1."""
-        ratio = self.config.compress_ratio(layer)
-        visible = self.layout.visible(ratio)
-        chosen = []
-        for number, rows in enumerate(self.layout.sequence_slices()):
-            most = self._most_visible(number, ratio)
-            selected = self._select_sequence(
-                layer, number, queries[rows], weights[rows], visible[rows], most
-            )
-            chosen.append(selected)
-        width = max(part.shape[-1] for part in chosen)
-        padded = [torch.nn.functional.pad(p, (0, width - p.shape[-1]), value=-1) for p in chosen]
-        self._selection = (layer, torch.cat(padded))
+        """Publish the entries [T, K] that each row attends to, padded with -1.
+
+        Scoring is skipped when everything is taken.
+        """
+        c, layout = self.config, self.layout
+        ratio = c.compress_ratio(layer)
+        source = layer == c.candidate_source_layer_id
+        most, visible = layout.most_visible(ratio), layout.visible(ratio)
+        all_candidates = most <= c.candidate_topk_blocks * c.candidate_block_size
+        if source:
+            self._candidates = None
+        if most <= c.index_topk and (not source or all_candidates):
+            numbers = torch.arange(most, device=visible.device)
+            self._selection = torch.where(numbers < visible.unsqueeze(-1), numbers, -1)
+        elif c.restricts_to_candidates(layer) and self._candidates is not None:
+            self._selection = self._select_candidates(layer, queries, weights, visible)
+        else:
+            scores = self.scores(layer, queries, weights, visible, most)
+            if source and not all_candidates:
+                self._candidates = self.operators.candidate_block_list(
+                    scores, visible, c.candidate_block_size, c.candidate_topk_blocks
+                )
+            self._selection = self.operators.topk_select(scores, c.index_topk)
         self._selected.clear()
 
-    def _most_visible(self, number: int, ratio: int) -> int:
-        rows = self.layout.rows[number]
-        return (rows.start + rows.count) // ratio
-
-    def _select_sequence(
-        self, layer: int, number: int, queries: Tensor, weights: Tensor, visible: Tensor, most: int
+    def scores(
+        self, layer: int, queries: Tensor, weights: Tensor, visible: Tensor, width: int
     ) -> Tensor:
-        """Selection [rows, k] of one sequence; scoring is skipped when everything is taken."""
-        c = self.config
-        source = layer == c.candidate_source_layer_id
-        numbers = torch.arange(most, device=visible.device)
-        all_candidates = most <= c.candidate_topk_blocks * c.candidate_block_size
-        if most <= c.index_topk and (not source or all_candidates):
-            if source:
-                self._candidates.append(None)
-            return torch.where(numbers < visible.unsqueeze(-1), numbers, -1)
-        keys = self._index_keys(c.kv_source(layer), number, most)
-        scores = index_scores(queries, weights, keys)
-        scores = scores.masked_fill(numbers >= visible.unsqueeze(-1), float("-inf"))
-        if source:
-            self._candidates.append(
-                candidate_blocks(scores, visible, c.candidate_block_size, c.candidate_topk_blocks)
-            )
-        elif c.restricts_to_candidates(layer):
-            candidates = self._candidates[number]
-            if candidates is not None:
-                scores = scores.masked_fill(~candidates, float("-inf"))
-        return topk_select(scores, c.index_topk)
+        """Scores [T, width] of all entries, -inf where a row does not see them."""
+        source, pool, layout = self.config.kv_source(layer), self.cache, self.layout
+        found: Tensor = self.operators.paged_index_scores(
+            queries, weights, pool.index_codes[source], pool.index_scales[source],
+            layout.page_table, layout.sequence, visible, width,
+        )  # fmt: skip
+        return found
 
-    def _index_keys(self, source: int, number: int, count: int) -> Tensor:
-        """Index keys [count, Di] of the first entries of one sequence."""
-        per_page = self.pool.geometry.entries[source]
-        pages = self.layout.page_table[number, : -(-count // per_page)]
-        codes = self.pool.index_codes[source][pages].flatten(0, 1)[:count]
-        scales = self.pool.index_scales[source][pages].flatten(0, 1)[:count]
-        return unpack_index_key(torch.cat([codes, scales], dim=-1), self.dtype)
+    def _select_candidates(
+        self, layer: int, queries: Tensor, weights: Tensor, visible: Tensor
+    ) -> Tensor:
+        """Selection [T, K] among the entries of candidate blocks; no other key is read."""
+        source, pool, layout = self.config.kv_source(layer), self.cache, self.layout
+        size, operators = self.config.candidate_block_size, self.operators
+        scores = operators.candidate_scores(
+            queries, weights, pool.index_codes[source], pool.index_scales[source],
+            layout.page_table, layout.sequence, visible, self._candidates, size,
+        )  # fmt: skip
+        columns = operators.topk_select(scores, self.config.index_topk)
+        selection: Tensor = operators.restore_entries(columns, self._candidates, size)
+        return selection
 
-    def _selected_keys(self, source: int) -> tuple[Tensor, Tensor]:
-        """Compressed keys [T, K, D] of the current selection, and their validity [T, K]."""
+    def _selected_places(self, source: int) -> Tensor:
+        """Places [T, K] int32 of the current selection in the pages of `source`."""
         if source not in self._selected:
             assert self._selection is not None
-            _, entries = self._selection
-            valid = entries >= 0
-            per_page = self.pool.geometry.entries[source]
-            sequence = self.layout.sequence.unsqueeze(-1).expand_as(entries)
-            places = self.layout.entry_places(sequence, entries.clamp_min(0), per_page)
-            records = self.pool.compressed[source].flatten(0, 1)[places]
-            self._selected[source] = (unpack_compressed(records, self.dtype), valid)
+            layout, per_page = self.layout, self.cache.geometry.entries[source]
+            self._selected[source] = self.operators.entry_places(
+                self._selection, layout.sequence, layout.page_table, per_page
+            )
         return self._selected[source]
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def _window(self, layer: int, rings: int) -> Tensor:
+        """Window places [T, W] int32 that `layer` sees."""
+        layout, boundary = self.layout, self.config.boundary_layer
+        truncated = boundary is not None and layer >= boundary and layout.has_floors
+        if truncated not in self._windows:
+            floors = layout.floors if truncated else layout.no_floors
+            ring = self.cache.geometry.ring_tokens
+            self._windows[truncated] = self._places(ring, layout.window_length, rings, floors)
+        return self._windows[truncated]
+
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """Attention over the window (ring and rows of this forward) and the selected entries."""
-        ring = self.pool.window[layer]
-        records = pack_window(kv)
-        boundary = self.config.boundary_layer
-        truncated = boundary is not None and layer >= boundary
-        places, valid = self.layout.truncated_window if truncated else self.layout.window
-        table = torch.cat([ring[self.layout.slots].flatten(0, 1), records])
-        keys = unpack_window(table, self.dtype)[places]
-        if self.config.compress_ratio(layer):
-            entries, selected = self._selected_keys(self.config.kv_source(layer))
-            keys = torch.cat([keys, entries], dim=1)
-            valid = torch.cat([valid, selected], dim=1)
-        rows, targets = self.layout.window_writes
-        ring.flatten(0, 1)[targets] = records[rows]
-        return attention_with_sink(queries, keys, valid, sink, self.scale)
+        rings = self.cache.window[layer]
+        ring, ratio = rings.flatten(0, 1), self.config.compress_ratio(layer)
+        targets, first = self._targets(rings.shape[1]), self.layout.may_store_first
+        records = self.operators.store_window(
+            kv, norm.weight, norm.eps, self.rotations(ratio),
+            ring if first else None, targets if first else None,
+        )  # fmt: skip
+        compressed = places = None
+        if ratio:
+            source = self.config.kv_source(layer)
+            compressed = self.cache.compressed[source].flatten(0, 1)
+            places = self._selected_places(source)
+        mixed: Tensor = self.operators.sparse_attention(
+            queries, ring, records, self._window(layer, rings.shape[0]), compressed, places,
+            sink, self.scale,
+        )[0]  # fmt: skip
+        if not first:
+            self.operators.copy_rows(records, ring, self.layout.row_numbers, targets)
+        return mixed
 
 
 class CachedDraftState:
-    """Draft slots of B sequences against their draft windows; rows are [B, n].
+    """Draft slots of B sequences against their draft windows; rows are [B * n].
 
     Args:
         layout: one row per sequence, the last position that the target has processed.
@@ -222,42 +247,50 @@ class CachedDraftState:
         self, model: Transformer, pool: CachePool, layout: StepLayout, slots_per_draft: int
     ) -> None:
         self.pool = pool
-        self.layout = layout
-        self.dtype = model.precision.dtype
+        self.operators = model.precision.operators
         self.scale = model.config.head_dim**-0.5
-        after = torch.arange(1, slots_per_draft + 1, device=layout.device)
-        self.positions = layout.positions.unsqueeze(-1) + after
-        self._rotations = model.rotary.rotations(self.positions, 0, self.dtype)
-        # Every row of the layout is already in the ring, so places come from positions alone.
-        length = min(model.config.sliding_window, int(layout.host_positions.max(initial=0)) + 1)
-        back = torch.arange(1 - length, 1, device=layout.device)
-        wanted = layout.positions.unsqueeze(-1) + back
-        self.valid = wanted >= 0
-        ring = pool.geometry.ring_tokens
-        self.places = layout.slots.unsqueeze(-1) * ring + wanted % ring
+        device, dtype = layout.device, model.precision.dtype
+        after = torch.arange(1, slots_per_draft + 1, device=device)
+        positions = layout.positions.unsqueeze(-1) + after
+        self._rotations = model.rotary.rotations(positions.flatten(), 0, dtype)
+        # Every row of the layout is already in the ring: none is a row of this forward.
+        rings, ring = pool.window.shape[1], pool.geometry.ring_tokens
+        window = self.operators.window_index(
+            layout.positions, layout.positions + 1, layout.slots, layout.first_row,
+            layout.no_floors, layout.window_length, ring, rings,
+        )  # fmt: skip
+        own = rings * ring + torch.arange(positions.numel(), device=device).view_as(positions)
+        index = torch.cat([window, own.to(torch.int32)], dim=-1)
+        # One list of keys per sequence, repeated for its slots.
+        self._index = index.repeat_interleave(slots_per_draft, dim=0)
 
     def rotations(self, ratio: int) -> Tensor:
-        """Rotations [B, n, d/2] of the slots, base table."""
+        """Rotations [B * n, d/2] of the slots, base table."""
         return self._rotations
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """Attention over the draft window and all slots of the block, earlier and later."""
-        records = self.pool.draft_window[layer].flatten(0, 1)[self.places]
-        own = pack_window(kv)
-        keys = unpack_window(torch.cat([records, own], dim=1), self.dtype)
-        slots = torch.ones(*own.shape[:2], dtype=torch.bool, device=own.device)
-        valid = torch.cat([self.valid, slots], dim=1)
-        # One list of keys per sequence, shared by its slots.
-        keys, valid = keys.unsqueeze(1), valid.unsqueeze(1)
-        return attention_with_sink(queries, keys, valid, sink, self.scale)
+        records = self.operators.store_window(
+            kv, norm.weight, norm.eps, self._rotations, None, None
+        )
+        ring = self.pool.draft_window[layer].flatten(0, 1)
+        mixed: Tensor = self.operators.sparse_attention(
+            queries, ring, records, self._index, None, None, sink, self.scale
+        )[0]
+        return mixed
 
 
 def observe(model: Transformer, pool: CachePool, layout: StepLayout, taps: Tensor) -> None:
     """Write the draft windows of processed rows: `taps` [T, A * H] of the rows of `layout`."""
+    operators = model.precision.operators
     rotations = model.rotary.rotations(layout.positions, 0, model.precision.dtype)
-    rows, targets = layout.window_writes
-    for stage, keys in enumerate(model.mtp.context_keys(taps, rotations)):
-        pool.draft_window[stage].flatten(0, 1)[targets] = pack_window(keys)[rows]
+    ring = pool.geometry.ring_tokens
+    targets = operators.ring_targets(layout.positions, layout.slots, layout.left, ring)
+    for stage, (keys, norm) in enumerate(model.mtp.context_keys(taps)):
+        ring_of_stage = pool.draft_window[stage].flatten(0, 1)
+        operators.store_window(keys, norm.weight, norm.eps, rotations, ring_of_stage, targets)
 
 
 def draft(model: Transformer, pool: CachePool, layout: StepLayout, next_ids: Tensor) -> Draft:
@@ -267,11 +300,14 @@ def draft(model: Transformer, pool: CachePool, layout: StepLayout, next_ids: Ten
         layout: one row per sequence: the last position whose draft window entry was written.
         next_ids: [B] tokens sampled for the position after it.
     """
-    state = CachedDraftState(model, pool, layout, model.mtp.block_size)
-    streams, pre = model.initial_streams(model.mtp.draft_inputs(next_ids))
+    slots = model.mtp.block_size
+    state = CachedDraftState(model, pool, layout, slots)
+    streams, pre = model.initial_streams(model.mtp.draft_inputs(next_ids).flatten())
     x = model.mtp.hidden(streams, pre, state)
     base_logits = model.head(model.mtp.stage(-1).norm(x))
-    return model.mtp.decode(x, base_logits, next_ids, greedy)
+    return model.mtp.decode(
+        x.unflatten(0, (-1, slots)), base_logits.unflatten(0, (-1, slots)), next_ids, greedy
+    )
 
 
 @dataclass

@@ -9,7 +9,6 @@ from deepinfer.config import ModelConfig
 from deepinfer.model.linear import Linear, Precision, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import SequenceState
-from deepinfer.ops.compress import pool_groups
 
 
 class Compressor(nn.Module):
@@ -19,7 +18,6 @@ class Compressor(nn.Module):
         super().__init__()
         self.layer = layer
         self.ratio = config.compress_ratio(layer)
-        self.dtype = precision.dtype
         size = (config.head_dim, config.hidden_size)
         self.wkv: Linear
         if self.ratio == 1:
@@ -33,5 +31,4 @@ class Compressor(nn.Module):
         """Attention input [rows, H] to latents [groups, D] of the groups that the rows complete."""
         if self.ratio == 1:
             return self.norm(self.wkv(x))
-        values, gates = state.groups(self.layer, self.wkv(x), self.wgate(x))
-        return self.norm(pool_groups(values, gates).to(self.dtype))
+        return state.pool(self.layer, self.wkv(x), self.wgate(x), self.norm)

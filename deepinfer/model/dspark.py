@@ -14,7 +14,6 @@ from deepinfer.model.block import Block
 from deepinfer.model.linear import Embedding, Linear, Precision, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import AttentionState
-from deepinfer.ops.hyper_connection import collapse
 
 
 class MarkovHead(nn.Module):
@@ -23,7 +22,7 @@ class MarkovHead(nn.Module):
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         super().__init__()
         size = (config.vocab_size, config.dspark_markov_rank)
-        self.embed = Embedding(*size, precision.dtype)
+        self.embed = Embedding(*size, precision)
         self.head = WideLinear(*size, precision.accumulate)
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,18 +100,17 @@ class Drafter(nn.ModuleList):
         assert isinstance(block, DraftBlock)
         return block
 
-    def context_keys(self, taps: Tensor, rotations: Tensor) -> list[Tensor]:
-        """Window keys [rows, D] of each stage for target rows, before record rounding.
+    def context_keys(self, taps: Tensor) -> list[tuple[Tensor, RMSNorm]]:
+        """Window keys [rows, D] as projected, with their norm, of each stage for target rows.
 
         Args:
             taps: [rows, A * H] of tokens that the target has processed.
-            rotations: [rows, d/2] of their positions, base table.
         """
         first = self.stage(0)
         features = first.main_norm(first.main_proj(self.precision.activation(taps)))
         features = self.precision.activation(features)
-        stages = range(len(self))
-        return [self.stage(i).attn.window_keys(features, rotations) for i in stages]
+        layers = [self.stage(i).attn for i in range(len(self))]
+        return [(attention.wkv(features), attention.kv_norm) for attention in layers]
 
     def draft_inputs(self, next_ids: Tensor) -> Tensor:
         """Sampled tokens [B] to the ids of the draft slots [B, n]: the token, then noise."""
@@ -124,7 +122,8 @@ class Drafter(nn.ModuleList):
         for number in range(len(self)):
             block = self.stage(number)
             streams, pre = block.finish(block.prepare(streams, pre), state)
-        return collapse(streams, pre)
+        x: Tensor = self.precision.operators.collapse(streams, pre)
+        return x
 
     def decode(
         self,

@@ -11,9 +11,7 @@ from deepinfer.config import ModelConfig
 from deepinfer.errors import ConfigError
 from deepinfer.model.linear import Linear, Precision, parameter
 from deepinfer.model.state import SequenceState
-from deepinfer.numerics import FP8_GROUP, decode_e4m3, decode_e8m0
-from deepinfer.ops.engram_gate import engram_gate
-from deepinfer.ops.engram_hash import engram_hash
+from deepinfer.numerics import FP8_GROUP
 
 # Seed of a layer's multipliers is this times the layer number (model description 3.10 b).
 _SEED_STEP = 10007
@@ -63,15 +61,17 @@ def table_rows(config: ModelConfig) -> list[int]:
 class PackedTable(nn.Module):
     """Table of FP8 rows, kept in their stored bytes; only the rows asked for are dequantised."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, width: int, precision: Precision) -> None:
         super().__init__()
         self.weight = parameter(rows, width, dtype=torch.uint8)
         self.scale = parameter(rows, width // FP8_GROUP, dtype=torch.uint8)
+        self.precision = precision
 
-    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows [..., C] int64 to values [..., C, F] in `dtype`."""
-        codes = decode_e4m3(self.weight[rows]).unflatten(-1, (-1, FP8_GROUP))
-        return (codes * decode_e8m0(self.scale[rows]).unsqueeze(-1)).flatten(-2).to(dtype)
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., C] int64 to their values side by side, [..., C * F]."""
+        dtype, gather = self.precision.dtype, self.precision.operators.engram_gather
+        values: Tensor = gather(self.weight, self.scale, rows, dtype)
+        return values
 
 
 class Engram(nn.Module):
@@ -89,7 +89,7 @@ class Engram(nn.Module):
         self.streams = streams
         self.eps = config.rms_norm_eps
         self.precision = precision
-        self.embed = PackedTable(rows, config.engram_head_dim)
+        self.embed = PackedTable(rows, config.engram_head_dim, precision)
         width = config.engram_columns * config.engram_head_dim
         self.wkv = Linear((streams + 1) * hidden, width, precision.matrix)
         self.q_weight = parameter(streams, hidden, dtype=precision.accumulate)
@@ -113,14 +113,16 @@ class Engram(nn.Module):
 
     def rows(self, classes: Tensor) -> Tensor:
         """Table rows [..., C] of n-gram classes [..., G]."""
-        return engram_hash(classes, self.multipliers, self.primes, self.offsets)
+        operators = self.precision.operators
+        rows: Tensor = operators.engram_hash(classes, self.multipliers, self.primes, self.offsets)
+        return rows
 
     def forward(self, streams: Tensor, state: SequenceState) -> Tensor:
         """Streams [..., S, H] with the gated n-gram value added to each."""
         rows = self.rows(state.ngram_classes())
-        embedded = self.embed(rows, self.precision.dtype).flatten(-2)
-        projected = self.wkv(self.precision.activation(embedded))
+        projected = self.wkv(self.precision.activation(self.embed(rows)))
         projected = projected.unflatten(-1, (self.streams + 1, -1))
         keys, value = projected[..., :-1, :], projected[..., -1, :]
         weight = self.q_weight * self.k_weight
-        return engram_gate(streams, keys, value, weight, self.eps)
+        added: Tensor = self.precision.operators.engram_gate(streams, keys, value, weight, self.eps)
+        return added

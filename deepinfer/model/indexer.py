@@ -9,8 +9,6 @@ from deepinfer.config import ModelConfig
 from deepinfer.model.linear import Linear, Precision
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import SequenceState
-from deepinfer.ops.kv_records import round_index
-from deepinfer.ops.rope import rope
 
 
 class Indexer(nn.Module):
@@ -28,18 +26,21 @@ class Indexer(nn.Module):
         self.wq_b = Linear(rows, config.q_lora_rank, precision.matrix)
         self.weights_proj = Linear(config.index_n_heads, config.hidden_size, precision.matrix)
         self.scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
-        self.accumulate = precision.accumulate
+        self.precision = precision
         if layer in config.kv_source_layer_ids:
             self.wk = Linear(config.index_head_dim, config.head_dim, precision.matrix)
             self.k_norm = RMSNorm(config.index_head_dim, config.rms_norm_eps, precision)
 
-    def keys(self, latents: Tensor, rotations: Tensor) -> Tensor:
-        """Index keys [groups, Di] of un-rotated latents [groups, D]; KV source layers only."""
-        return rope(self.k_norm(self.wk(latents)), rotations)
+    def keys(self, latents: Tensor) -> Tensor:
+        """Index keys [groups, Di], before norm and rotation, of latents [groups, D] that are not
+        rotated; KV source layers only.
+        """
+        keys: Tensor = self.wk(latents)
+        return keys
 
     def forward(self, x: Tensor, latent_queries: Tensor, state: SequenceState) -> None:
         """Select entries for rows `x` [rows, H] with query latents [rows, R] as wq_b sees them."""
         queries = self.wq_b(latent_queries).unflatten(-1, (self.heads, -1))
-        queries = round_index(rope(queries, state.rotations(self.ratio).unsqueeze(-2)))
-        weights = self.weights_proj(x).to(self.accumulate) * self.scale
+        queries = self.precision.operators.index_query(queries, state.rotations(self.ratio))
+        weights = self.weights_proj(x).to(self.precision.accumulate) * self.scale
         state.select(self.layer, queries, weights)

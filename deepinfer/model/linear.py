@@ -3,29 +3,31 @@
 Knows dtypes; must not know which matrix is which.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from deepinfer.numerics import accumulate_dtype
-from deepinfer.ops.act_quant import act_quant
+from deepinfer.ops.select import Operators, references
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of a model.
+    """Dtypes of a model, and the operators that compute in them.
 
     Attributes:
         dtype: activations and residual streams.
         matrix: storage and operands of quantised and bfloat16 matrices. Their values are exact in
             every choice; float32 is faster where the CPU has no bfloat16 arithmetic.
         act_quant: round activations to FP8 before FP8 and FP4 matrices.
+        operators: the implementation of every operator; default their references.
     """
 
     dtype: torch.dtype
     matrix: torch.dtype
     act_quant: bool = True
+    operators: Operators = field(default_factory=references, compare=False)
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -34,7 +36,8 @@ class Precision:
 
     def activation(self, x: Tensor) -> Tensor:
         """`x` as an FP8 or FP4 matrix sees it."""
-        return act_quant(x) if self.act_quant else x
+        quantised: Tensor = self.operators.act_quant(x) if self.act_quant else x
+        return quantised
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -65,10 +68,12 @@ class WideLinear(Linear):
 class Embedding(nn.Module):
     """A table of vectors, one per token: weight [V, C]."""
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, columns: int, precision: Precision) -> None:
         super().__init__()
-        self.weight = parameter(rows, columns, dtype=dtype)
+        self.weight = parameter(rows, columns, dtype=precision.dtype)
+        self.operators = precision.operators
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Ids [...] to rows [..., C]."""
-        return self.weight[token_ids]
+        rows: Tensor = self.operators.gather_rows(self.weight, token_ids)
+        return rows

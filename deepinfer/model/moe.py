@@ -84,7 +84,11 @@ class MixtureOfExperts(nn.Module):
 
     def _few_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Sum of routed experts [T, H] by gathering each row's matrices: no sorting, no loop."""
-        w13, w2 = self.experts.w13[ids], self.experts.w2[ids]
+        # index_select takes a third of the time of indexing with two axes.
+        w13, w2 = (
+            matrices.index_select(0, ids.flatten()).unflatten(0, ids.shape)
+            for matrices in (self.experts.w13, self.experts.w2)
+        )
         wide = x.to(w13.dtype).unsqueeze(-1)[:, None, None]
         gate, up = torch.matmul(w13, wide).squeeze(-1).to(x.dtype).unbind(-2)
         hidden = self._activate(gate, up, weights).to(w2.dtype)

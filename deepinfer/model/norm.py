@@ -6,7 +6,6 @@ Knows one weight; must not know what it normalises.
 from torch import Tensor, nn
 
 from deepinfer.model.linear import Precision, parameter
-from deepinfer.ops.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -16,7 +15,9 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = parameter(size, dtype=precision.accumulate)
         self.eps = eps
+        self.operators = precision.operators
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., C] to [..., C] in the dtype of `x`."""
-        return rms_norm(x, self.weight, self.eps)
+        normalised: Tensor = self.operators.rms_norm(x, self.weight, self.eps)
+        return normalised

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.model.dspark import Draft
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.transformer import Hidden, Transformer
 from deepinfer.ops.candidate_blocks import candidate_blocks
+from deepinfer.ops.compress import pool_groups
 from deepinfer.ops.index_scores import index_scores
 from deepinfer.ops.kv_records import round_compressed, round_index, round_window
+from deepinfer.ops.rope import rope
 from deepinfer.ops.sparse_attention import attention_with_sink
 from deepinfer.ops.topk_select import topk_select
 
@@ -54,14 +57,12 @@ class RecomputeState:
             [padded[..., depth - 1 - back : depth - 1 - back + length] for back in range(depth)], -1
         )
 
-    def groups(self, layer: int, values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, D] to [B, T // r, r, D]; a last incomplete group is left out."""
+    def pool(self, layer: int, values: Tensor, gates: Tensor, norm: RMSNorm) -> Tensor:
+        """[B, T, D] to latents [B, T // r, D]; a last incomplete group is left out."""
         ratio = self.config.compress_ratio(layer)
         whole = values.shape[-2] // ratio * ratio
-        return (
-            values[..., :whole, :].unflatten(-2, (-1, ratio)),
-            gates[..., :whole, :].unflatten(-2, (-1, ratio)),
-        )
+        grouped = [part[..., :whole, :].unflatten(-2, (-1, ratio)) for part in (values, gates)]
+        return norm(pool_groups(*grouped).to(self.dtype))
 
     def entry_rotations(self, layer: int) -> Tensor:
         """Rotations [T // r, d/2] at the first token of each group."""
@@ -69,10 +70,11 @@ class RecomputeState:
         first = self.positions[: len(self.positions) // ratio * ratio : ratio]
         return self.rotary.rotations(first, ratio, self.dtype)
 
-    def store_entries(self, layer: int, compressed: Tensor, index_keys: Tensor) -> None:
+    def store_entries(self, layer: int, latents: Tensor, keys: Tensor, norm: RMSNorm) -> None:
         """Keep the rounded values."""
-        self.entries[layer] = round_compressed(compressed)
-        self.index_keys[layer] = round_index(index_keys)
+        rotations = self.entry_rotations(layer)
+        self.entries[layer] = round_compressed(rope(latents, rotations))
+        self.index_keys[layer] = round_index(rope(norm(keys), rotations))
 
     def truncate(self, layer: int) -> None:
         """All rows go on through all layers."""
@@ -107,10 +109,16 @@ class RecomputeState:
         mask.scatter_(-1, torch.where(chosen < 0, scores.shape[-1], chosen), True)
         self.selected[layer] = mask[..., :-1]
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def window_keys(self, layer: int, kv: Tensor, norm: RMSNorm) -> Tensor:
+        """Window keys [B, T, D] with the rounding of their record."""
+        return round_window(rope(norm(kv), self.rotations(self.config.compress_ratio(layer))))
+
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """Dense attention over the window and all entries, masked to the selected ones."""
         scale = self.config.head_dim**-0.5
-        keys = round_window(kv)
+        keys = self.window_keys(layer, kv, norm)
         valid = self.window.expand(*keys.shape[:-1], -1)
         if self.config.compress_ratio(layer):
             keys = torch.cat([keys, self.entries[self.config.kv_source(layer)]], dim=-2)
@@ -123,7 +131,7 @@ class RecomputeDraftState:
     """Draft slots of one sequence after P processed tokens, all keys at hand; rows are [n].
 
     Args:
-        context: window keys [P, D] of each stage, before rounding.
+        context: window keys [P, D] of each stage, normalised and rotated, before rounding.
         positions: [n] of the slots.
     """
 
@@ -137,9 +145,12 @@ class RecomputeDraftState:
         """Rotations [n, d/2] of the slots, base table."""
         return self._rotations
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """Attention over the context window and all slots of the block, earlier and later."""
-        keys = torch.cat([self.context[layer], round_window(kv)], dim=-2)
+        own = round_window(rope(norm(kv), self._rotations))
+        keys = torch.cat([self.context[layer], own], dim=-2)
         valid = torch.ones(1, keys.shape[-2], dtype=torch.bool, device=keys.device)
         return attention_with_sink(queries, keys.unsqueeze(-3), valid, sink, self.scale)
 
@@ -157,7 +168,7 @@ def recompute_draft(model: Transformer, taps: Tensor, next_id: Tensor) -> Draft:
     device = taps.device
     length = taps.shape[0]
     base = model.rotary.rotations(torch.arange(length, device=device), 0, model.precision.dtype)
-    context = model.mtp.context_keys(taps, base)
+    context = [rope(norm(keys), base) for keys, norm in model.mtp.context_keys(taps)]
     positions = torch.arange(length, length + model.mtp.block_size, device=device)
     state = RecomputeDraftState(model, context, positions)
     ids = model.mtp.draft_inputs(next_id.unsqueeze(0))

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from deepinfer.model.norm import RMSNorm
+
 
 class AttentionState(Protocol):
     """Keys of a sequence, as one attention layer sees them. Rows are the tokens of this forward."""
@@ -16,10 +18,13 @@ class AttentionState(Protocol):
         """Rotations [rows, d/2] of this forward's positions, from the table of `ratio`."""
         ...
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
-        """Attention of `queries` [rows, N, D]; `kv` [rows, D] are the rows' own window keys.
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
+        """Attention of rotated `queries` [rows, N, D].
 
-        The state rounds `kv` to its record, keeps it, and adds the entries selected for the layer.
+        `kv` [rows, D] are the rows' own window keys as projected. The state normalises and rotates
+        them, rounds them to their record, keeps it, and adds the entries selected for the layer.
         """
         ...
 
@@ -27,16 +32,19 @@ class AttentionState(Protocol):
 class SequenceState(AttentionState, Protocol):
     """An AttentionState of the backbone: also compressed entries, selections and n-grams."""
 
-    def groups(self, layer: int, values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups of r tokens that these rows complete: values and gates [groups, r, D]."""
+    def pool(self, layer: int, values: Tensor, gates: Tensor, norm: RMSNorm) -> Tensor:
+        """Latents [groups, D] of the groups of r tokens that these rows complete, normalised.
+
+        `values` and `gates` [rows, D] are those of all rows; what stays open is kept.
+        """
         ...
 
-    def entry_rotations(self, layer: int) -> Tensor:
-        """Rotations [groups, d/2] of the entries that these rows complete (first token of each)."""
-        ...
+    def store_entries(self, layer: int, latents: Tensor, keys: Tensor, norm: RMSNorm) -> None:
+        """Rotate, round and keep the completed entries and their index keys.
 
-    def store_entries(self, layer: int, compressed: Tensor, index_keys: Tensor) -> None:
-        """Round and keep the completed entries [groups, D] and their index keys [groups, Di]."""
+        Both are rotated at the position of their group's first token. `latents` [groups, D] are
+        normalised; `keys` [groups, Di] are as projected, `norm` normalises them.
+        """
         ...
 
     def select(self, layer: int, queries: Tensor, weights: Tensor) -> None:

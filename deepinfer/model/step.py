@@ -39,7 +39,9 @@ class StepLayout:
 
     Attributes:
         positions: [T] int64; sequence: [T] index of each row's sequence.
-        slots: [B] state slots; first_row: [B]; starts: [B] position of the first row.
+        starts, first_row, slots: [T] position and number of the first row of the row's sequence,
+            and its state slot; left: [T] rows from here to the sequence's last, both included.
+        longest: most rows of one sequence.
     """
 
     def __init__(
@@ -53,16 +55,16 @@ class StepLayout:
         first = np.cumsum(counts) - counts
         sequence = np.repeat(np.arange(len(rows)), counts)
         self.total = int(counts.sum())
+        self.longest = int(counts.max(initial=0))
         self.host_positions = np.arange(self.total) - first[sequence] + starts[sequence]
-        ends = (starts + counts)[sequence]
-        self.positions = self._device(self.host_positions)
-        self.sequence = self._device(sequence)
-        self.slots = self._device(np.array([r.slot for r in rows], dtype=np.int64))
-        self.starts = self._device(starts)
-        self.first_row = self._device(first)
+        slots = np.array([r.slot for r in rows], dtype=np.int64)
+        left = (starts + counts)[sequence] - self.host_positions
+        # One copy to the device for all of them.
+        table = [self.host_positions, sequence, starts[sequence], first[sequence], slots[sequence]]
+        together = self._device(np.stack([*table, left]))
+        self.positions, self.sequence, self.starts, self.first_row, self.slots, self.left = together
         self._host_sequence = sequence
-        self._host_left = ends - self.host_positions  # rows from here to the sequence's last
-        self._host_slots = np.array([r.slot for r in rows], dtype=np.int64)[sequence]
+        self._completing: dict[int, Tensor] = {}
 
     def _device(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -72,62 +74,54 @@ class StepLayout:
         ends = np.cumsum([r.count for r in self.rows]).tolist()
         return [slice(end - r.count, end) for end, r in zip(ends, self.rows, strict=True)]
 
+    @cached_property
+    def row_numbers(self) -> Tensor:
+        """[T] 0 .. T - 1."""
+        return torch.arange(self.total, device=self.device)
+
+    @property
+    def window_length(self) -> int:
+        """Columns of window places: on a CPU no more than there are positions.
+
+        On a GPU always the window: kernels are compiled for the length.
+        """
+        window = self.geometry.ring_tokens - self.geometry.rollback_tokens
+        if self.device.type == "cuda":
+            return window
+        return min(window, int(self.host_positions.max(initial=0)) + 1)
+
+    @property
+    def may_store_first(self) -> bool:
+        """Whether rows may go into the window rings before attention reads them.
+
+        A row at p overwrites the one at p - ring; the first row of its sequence still reads back to
+        start - window + 1. With at most ring - window + 1 rows nothing that is read is lost.
+        """
+        return self.longest <= self.geometry.rollback_tokens + 1
+
     def visible(self, ratio: int) -> Tensor:
         """Complete groups of `ratio` tokens at each row [T]."""
         return (self.positions + 1) // ratio
 
-    def lookback(
-        self, ring: int, length: int, floor: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Places of the tokens `length - 1` to 0 positions before each row, oldest first.
-
-        Places index the concatenation of the sequences' rings [B * ring] and this forward's rows
-        [T]: a token of this forward is read from its row, an earlier one from its ring.
-
-        Args:
-            floor: [T] first position that counts; default 0.
-
-        Returns:
-            places [T, length] int64 (0 where invalid) and valid [T, length] bool.
-        """
-        back = torch.arange(1 - length, 1, device=self.device)
-        wanted = self.positions.unsqueeze(-1) + back
-        valid = wanted >= (0 if floor is None else floor.unsqueeze(-1))
-        starts = self.starts[self.sequence].unsqueeze(-1)
-        base = self.sequence.unsqueeze(-1) * ring
-        first = self.first_row[self.sequence].unsqueeze(-1) + len(self.rows) * ring
-        places = torch.where(wanted >= starts, first + wanted - starts, base + wanted % ring)
-        return torch.where(valid, places, 0), valid
-
-    def ring_writes(self, ring: int) -> tuple[Tensor, Tensor]:
-        """Rows that rings of `ring` tokens keep, and their places slot * ring + p % ring."""
-        keep = np.flatnonzero(self._host_left <= ring)
-        places = self._host_slots[keep] * ring + self.host_positions[keep] % ring
-        return self._device(keep), self._device(places)
+    def most_visible(self, ratio: int) -> int:
+        """The largest of them."""
+        return (int(self.host_positions.max(initial=-1)) + 1) // ratio
 
     @cached_property
-    def window(self) -> tuple[Tensor, Tensor]:
-        """Window places and validity of every row, for layers that see the whole window."""
-        return self.lookback(self.geometry.ring_tokens, self._window_length)
-
-    @cached_property
-    def truncated_window(self) -> tuple[Tensor, Tensor]:
-        """The same with each sequence's window floor."""
-        if not any(r.window_floor for r in self.rows):
-            return self.window
+    def floors(self) -> Tensor:
+        """[T] first position whose window key each row sees past the truncation boundary."""
         floors = np.array([r.window_floor for r in self.rows], dtype=np.int64)
-        floor = self._device(floors[self._host_sequence])
-        return self.lookback(self.geometry.ring_tokens, self._window_length, floor)
+        return self._device(floors[self._host_sequence])
 
     @property
-    def _window_length(self) -> int:
-        window = self.geometry.ring_tokens - self.geometry.rollback_tokens
-        return min(window, int(self.host_positions.max(initial=0)) + 1)
+    def has_floors(self) -> bool:
+        """Whether any of them is past position 0."""
+        return any(r.window_floor for r in self.rows)
 
     @cached_property
-    def window_writes(self) -> tuple[Tensor, Tensor]:
-        """`ring_writes` of the window rings."""
-        return self.ring_writes(self.geometry.ring_tokens)
+    def no_floors(self) -> Tensor:
+        """[T] zeros."""
+        return torch.zeros_like(self.positions)
 
     def keep_above_floor(self) -> "tuple[Tensor, StepLayout]":
         """Rows at or past their sequence's window floor, and the layout of those rows alone."""
@@ -142,7 +136,10 @@ class StepLayout:
 
     def completing_rows(self, ratio: int) -> Tensor:
         """Rows that complete a group of `ratio` tokens."""
-        return self._device(np.flatnonzero((self.host_positions + 1) % ratio == 0))
+        if ratio not in self._completing:
+            rows = np.flatnonzero((self.host_positions + 1) % ratio == 0)
+            self._completing[ratio] = self._device(rows)
+        return self._completing[ratio]
 
     @cached_property
     def page_table(self) -> Tensor:
@@ -152,8 +149,3 @@ class StepLayout:
         for i, r in enumerate(self.rows):
             table[i, : len(r.pages)] = r.pages
         return self._device(table)
-
-    def entry_places(self, sequence: Tensor, entries: Tensor, per_page: int) -> Tensor:
-        """Flat places (page * per_page + offset) of entry numbers of given sequences."""
-        pages = self.page_table[sequence, entries // per_page]
-        return pages * per_page + entries % per_page

@@ -16,7 +16,6 @@ from deepinfer.model.linear import Embedding, Precision, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.rope import RotaryTables
 from deepinfer.model.state import SequenceState
-from deepinfer.ops.hyper_connection import collapse
 
 
 class Layer(Block):
@@ -55,7 +54,7 @@ class Transformer(nn.Module):
         self.precision = precision
         vocabulary, hidden = config.vocab_size, config.hidden_size
         self.rotary = RotaryTables(config)
-        self.embed = Embedding(vocabulary, hidden, precision.dtype)
+        self.embed = Embedding(vocabulary, hidden, precision)
         self.layers = nn.ModuleList(
             Layer(config, layer, precision) for layer in range(config.num_hidden_layers)
         )
@@ -97,7 +96,7 @@ class Transformer(nn.Module):
                     if rows.numel() == 0:
                         return self._nothing(entering.x, before)
             streams, pre = layer.finish(entering, state)
-        x = collapse(streams, pre)
+        x = self.precision.operators.collapse(streams, pre)
         return Hidden(x, torch.cat(taps, dim=-1) if taps else None, before)
 
     def _nothing(self, x: Tensor, before: list[Tensor]) -> Hidden:

@@ -19,21 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.engine.llm import LLM
-from deepinfer.model import attention, cached, linear
 from deepinfer.model.attention import Attention
-from deepinfer.model.block import Block, BlockInput
+from deepinfer.model.block import Block
 from deepinfer.model.cached import CachedState
 from deepinfer.model.dspark import MarkovHead
 from deepinfer.model.engram import Engram
-from deepinfer.model.hyper_connection import HyperConnection
+from deepinfer.model.hyper_connection import HyperConnection, SublayerInput
+from deepinfer.model.linear import Precision
 from deepinfer.model.moe import MixtureOfExperts, Router
 from deepinfer.model.rope import RotaryTables
 from deepinfer.model.step import StepLayout
-from deepinfer.ops.candidate_blocks import candidate_blocks
-from deepinfer.ops.rope import rope
-from deepinfer.ops.topk_select import topk_select
+from deepinfer.ops.select import Operator
 
 Patch = AbstractContextManager[Any]
+LATE_KEYS = 8
 Breakage = Callable[[LLM], Patch]
 
 
@@ -50,6 +49,13 @@ def _parameters(changes: list[tuple[nn.Parameter, Tensor]]) -> Iterator[None]:
             parameter.data = data
 
 
+def _operator(llm: LLM, name: str, function: Callable[..., Any]) -> Patch:
+    """Let an operator of the model compute something else."""
+    chosen = llm.model.precision.operators._chosen
+    spec = chosen[name].spec
+    return patch.dict(chosen, {name: Operator(spec, "broken", function, "breakage", strict=False)})
+
+
 def window_one_short(llm: LLM) -> Patch:
     """The oldest key of a full window is not seen.
 
@@ -60,7 +66,7 @@ def window_one_short(llm: LLM) -> Patch:
         window = layout.geometry.ring_tokens - layout.geometry.rollback_tokens - 1
         return min(window, int(layout.host_positions.max(initial=0)) + 1)
 
-    return patch.object(StepLayout, "_window_length", property(length))
+    return patch.object(StepLayout, "window_length", property(length))
 
 
 def no_sinks(llm: LLM) -> Patch:
@@ -92,10 +98,12 @@ def no_inverse_rope(llm: LLM) -> Patch:
     Imitates attention of models whose values are not rotated.
     """
 
+    rope = llm.model.precision.operators.rope
+
     def forward_only(x: Tensor, rotations: Tensor, inverse: bool = False) -> Tensor:
         return x if inverse else rope(x, rotations)
 
-    return patch.object(attention, "rope", forward_only)
+    return _operator(llm, "rope", forward_only)
 
 
 def random_selection(llm: LLM) -> Patch:
@@ -104,28 +112,32 @@ def random_selection(llm: LLM) -> Patch:
     Imitates a top-k kernel that reads the wrong row or returns unordered scratch memory.
     """
     generator = torch.Generator().manual_seed(0)
+    topk_select = llm.model.precision.operators.topk_select
 
     def select(scores: Tensor, k: int) -> Tensor:
         drawn = torch.rand(scores.shape, generator=generator).to(scores.device)
         return topk_select(drawn.masked_fill(scores == -torch.inf, -torch.inf), k)
 
-    return patch.object(cached, "topk_select", select)
+    return _operator(llm, "topk_select", select)
 
 
 def late_index_keys(llm: LLM) -> Patch:
-    """Selection sees zeros in place of the index keys that the same forward writes.
+    """The last LATE_KEYS index keys that a step writes are zeros for good.
 
-    Imitates stale index keys: the selection kernel runs before the writes, on a cleared page.
+    Imitates stale index keys: the end of a step's writes is lost, on a cleared page.
     """
-    original = CachedState._index_keys
+    store = llm.model.precision.operators.store_index_key
 
-    def index_keys(state: CachedState, source: int, number: int, count: int) -> Tensor:
-        keys = original(state, source, number, count)
-        before = state.layout.rows[number].start // state.config.compress_ratio(source)
-        old = torch.arange(count, device=keys.device) < before
-        return torch.where(old.unsqueeze(-1), keys, 0.0)
+    def clear_newest(
+        keys: Tensor, weight: Tensor, eps: float, rotations: Tensor, codes: Tensor,
+        scales: Tensor, places: Tensor,
+    ) -> None:  # fmt: skip
+        store(keys, weight, eps, rotations, codes, scales, places)
+        late = places[-LATE_KEYS:]
+        codes[late] = 0
+        scales[late] = 127
 
-    return patch.object(CachedState, "_index_keys", index_keys)
+    return _operator(llm, "store_index_key", clear_newest)
 
 
 def wrong_candidates(llm: LLM) -> Patch:
@@ -134,11 +146,13 @@ def wrong_candidates(llm: LLM) -> Patch:
     Imitates a sort in the wrong direction.
     """
 
+    candidate_blocks = llm.model.precision.operators.candidate_block_list
+
     def candidates(scores: Tensor, visible: Tensor, block_size: int, blocks: int) -> Tensor:
         flipped = torch.where(scores == -torch.inf, scores, -scores)
         return candidate_blocks(flipped, visible, block_size, blocks)
 
-    return patch.object(cached, "candidate_blocks", candidates)
+    return _operator(llm, "candidate_block_list", candidates)
 
 
 def entries_one_off(llm: LLM) -> Patch:
@@ -151,8 +165,8 @@ def entries_one_off(llm: LLM) -> Patch:
     def select(state: CachedState, layer: int, queries: Tensor, weights: Tensor) -> None:
         original(state, layer, queries, weights)
         assert state._selection is not None
-        entries = state._selection[1]
-        state._selection = (layer, torch.where(entries > 0, entries - 1, entries))
+        entries = state._selection
+        state._selection = torch.where(entries > 0, entries - 1, entries)
 
     return patch.object(CachedState, "select", select)
 
@@ -207,14 +221,15 @@ def identity_comb(llm: LLM) -> Patch:
 
     Imitates Sinkhorn iterations that never ran, or plain residual connections.
     """
-    original = HyperConnection.forward
+    original = HyperConnection._step
 
-    def forward(module: HyperConnection, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pre, post, comb = original(module, streams)
+    def step(module: HyperConnection, *arguments: Any) -> SublayerInput:
+        entering = original(module, *arguments)
+        comb = entering.comb
         identity = torch.eye(comb.shape[-1], dtype=comb.dtype, device=comb.device)
-        return pre, post, identity.expand_as(comb)
+        return entering._replace(comb=identity.expand_as(comb))
 
-    return patch.object(HyperConnection, "forward", forward)
+    return patch.object(HyperConnection, "_step", step)
 
 
 def unshifted_pre(llm: LLM) -> Patch:
@@ -224,9 +239,8 @@ def unshifted_pre(llm: LLM) -> Patch:
     """
     original = Block.prepare
 
-    def prepare(block: Block, streams: Tensor, pre: Tensor) -> BlockInput:
-        own, _, _ = block.hc_attn(streams)
-        return original(block, streams, own)
+    def prepare(block: Block, streams: Tensor, pre: Tensor) -> SublayerInput:
+        return original(block, streams, original(block, streams, pre).pre)
 
     return patch.object(Block, "prepare", prepare)
 
@@ -236,7 +250,7 @@ def no_act_quant(llm: LLM) -> Patch:
 
     Imitates running the weights with bfloat16 activations, which the model was not trained for.
     """
-    return patch.object(linear, "act_quant", lambda x: x)
+    return patch.object(Precision, "activation", lambda precision, x: x)
 
 
 def no_markov_bias(llm: LLM) -> Patch:

@@ -18,6 +18,7 @@ from deepinfer.kv.geometry import CacheGeometry, cache_geometry
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.cached import StepOutput, draft, observe, run
 from deepinfer.model.dspark import Draft
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.recompute import RecomputeState, recompute
 from deepinfer.model.step import SequenceRows, StepLayout
 from deepinfer.testing.compare import largest_difference
@@ -80,12 +81,14 @@ class TruncatedRecompute(RecomputeState):
 
     floor = 0
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         whole = self.window
         boundary = self.config.boundary_layer
         if boundary is not None and layer >= boundary:
             self.window = whole & (self.positions >= self.floor)
-        mixed = super().attend(layer, queries, kv, sink)
+        mixed = super().attend(layer, queries, kv, norm, sink)
         self.window = whole
         return mixed
 

@@ -55,6 +55,8 @@ def test_defaults_on_a_laptop() -> None:
         model="folder", tokenizer="folder", device="cpu", dtype="bfloat16", act_quant=True,
         max_model_len=32768, max_num_seqs=32, max_num_batched_tokens=512, cache_tokens=32768,
         page_tokens=64, threads=3, yoco_prefill="off", yoco_keep_tokens=0,
+        ops_backend="auto", op=(), ops_strict=False, sparse_mla_backend="auto", kernels="auto",
+        batch_invariant=False, simulate_no_tilelang=False,
     )  # fmt: skip
 
 
@@ -115,7 +117,9 @@ OTHER = {
     "tokenizer": "elsewhere", "device": "cuda", "dtype": "float32", "act_quant": False,
     "max_model_len": 5000, "max_num_seqs": 7, "max_num_batched_tokens": 999,
     "cache_tokens": 50_000, "page_tokens": 128, "threads": 9, "yoco_prefill": "mask",
-    "yoco_keep_tokens": 200,
+    "yoco_keep_tokens": 200, "ops_backend": "ref", "op": ("rope=ref",), "ops_strict": True,
+    "sparse_mla_backend": "triton", "kernels": "tile", "batch_invariant": True,
+    "simulate_no_tilelang": True,
 }  # fmt: skip
 
 
@@ -172,6 +176,18 @@ def test_false_and_off_are_a_users_word() -> None:
     )  # fmt: skip
     assert Decision("act_quant", False, "user") in decisions
     assert Decision("yoco_prefill", "off", "user") in decisions
+
+
+def test_operators_of_both_are_joined_with_the_users_word_first() -> None:
+    environment = {"op": ("rope=triton", "rms_norm=triton")}
+    config = decide(environment=environment, op=("rms_norm=ref", "mixes=ref", "mixes=triton"))
+    assert config.op == ("rope=triton", "rms_norm=ref", "mixes=triton")
+
+
+@pytest.mark.parametrize("entry", ["rope", "rope=", "=ref", ""])
+def test_a_malformed_operator_entry_is_named(entry: str) -> None:
+    with pytest.raises(ConfigError, match="OPERATOR=BACKEND, like rms_norm=triton"):
+        decide(op=(entry,))
 
 
 WHOLE = ["max_model_len", "max_num_seqs", "max_num_batched_tokens", "cache_tokens", "page_tokens",

@@ -45,9 +45,9 @@ from deepinfer.config import EngineOptions
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.loading import load as load_engine
 from deepinfer.model.moe import MixtureOfExperts
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.recompute import RecomputeState, recompute, recompute_draft
 from deepinfer.model.transformer import Transformer
-from deepinfer.ops.kv_records import round_window
 from deepinfer.testing.tiny import random_values
 from tests.cpu.checkpoint_helpers import FLOAT32, load, stored_values
 from tests.cpu.model_helpers import EXACT, loaded, random_ids
@@ -110,11 +110,11 @@ def test_weights_are_rounded_as_stored(kind: str) -> None:
     stacked = FakeQuant("fp4", torch.float32)(torch.stack([weight, -weight]).unflatten(1, (2, -1)))
     assert same_bits(stacked[0].flatten(0, 1), fp4)
     assert same_bits(stacked[1].flatten(0, 1), -fp4)
-    table = TrainableTable(*weight.shape, torch.device("cpu"))
+    table = TrainableTable(*weight.shape, torch.float32, torch.device("cpu"))
     table.weight.data.copy_(weight)
     rows = torch.tensor([[3, 40], [63, 3]])
     kept = dequantise_fp8_row(*quantise_fp8_row(weight))
-    assert same_bits(table(rows, torch.float32), kept[rows])
+    assert same_bits(table(rows), kept[rows].flatten(-2))
 
 
 def test_rounding_passes_gradients_straight_through() -> None:
@@ -123,11 +123,11 @@ def test_rounding_passes_gradients_straight_through() -> None:
         slope = torch.randn(64, 96)
         FakeQuant(stored, torch.float32)(weight).backward(slope)
         assert torch.equal(weight.grad, slope)
-    table = TrainableTable(64, 96, torch.device("cpu"))
+    table = TrainableTable(64, 96, torch.float32, torch.device("cpu"))
     table.weight.data.copy_(HOSTILE["outliers"])
     rows = torch.tensor([5, 9, 5])
     slope = torch.randn(3, 96)
-    table(rows, torch.float32).backward(slope)
+    table(rows.unsqueeze(-1)).backward(slope)
     wanted = torch.zeros(64, 96).index_add(0, rows, slope)
     assert torch.equal(table.weight.grad, wanted)
 
@@ -145,7 +145,7 @@ def in_use(model: nn.Module, name: str) -> Tensor:
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     if isinstance(module, TrainableTable):
-        return module(torch.arange(len(module.weight)), torch.float32)
+        return module(torch.arange(len(module.weight)).unsqueeze(-1))
     return getattr(module, attribute)
 
 
@@ -195,7 +195,10 @@ def test_initial_values(small_folder: Path) -> None:
     assert all(torch.isfinite(value).all() for value in values.values())
     count = model.config.hc_mult
     with torch.no_grad():
-        pre, post, comb = model.layers[0].hc_attn(torch.randn(9, count, model.config.hidden_size))
+        layer = model.layers[0]
+        streams = torch.randn(9, count, model.config.hidden_size)
+        entering = layer.hc_attn.start(streams, torch.ones(9, count), layer.attn_norm)
+        pre, post, comb = entering.pre, entering.post, entering.comb
     # Scale 0.1 of N(0, 1) mixes: gates move by a tenth or two.
     torch.testing.assert_close(pre, torch.full_like(pre, 1 / count), atol=0.1, rtol=0)
     torch.testing.assert_close(post, torch.ones_like(post), atol=0.25, rtol=0)
@@ -263,8 +266,7 @@ def unrounded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     """
     for place in (
         "deepinfer.model.recompute.round_window", "deepinfer.model.recompute.round_compressed",
-        "deepinfer.model.recompute.round_index", "deepinfer.model.indexer.round_index",
-        "demo_training.state.round_window",
+        "deepinfer.model.recompute.round_index", "deepinfer.ops.kv_records.reference.round_index",
     ):  # fmt: skip
         monkeypatch.setattr(place, lambda values: values)
     options = EngineOptions(
@@ -634,19 +636,21 @@ class Watched(TrainingState):
 
     expected: dict[int, Tensor]
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         ratio = self.config.compress_ratio(layer)
         if ratio:
             entries = self.entries[self.config.kv_source(layer)]
             visible = torch.cat([self.window, self.visible_entries(ratio)], -1)
-            keys = torch.cat([round_window(kv), entries], 1)
+            keys = torch.cat([self.window_keys(layer, kv, norm), entries], 1)
             scores = torch.einsum("bthd,bsd->bths", queries, keys) * self.config.head_dim**-0.5
             scores = scores.masked_fill(~visible.unsqueeze(2), float("-inf"))
             sinks = sink.view(1, 1, -1, 1).expand(*scores.shape[:3], 1)
             shares = torch.cat([scores, sinks], -1).softmax(-1)[..., self.window.shape[-1] : -1]
             source = self.config.index_source(layer)
             self.expected[source] = self.expected.get(source, 0.0) + shares.sum(2)
-        return super().attend(layer, queries, kv, sink)
+        return super().attend(layer, queries, kv, norm, sink)
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])

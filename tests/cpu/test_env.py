@@ -23,9 +23,23 @@ def test_an_environment_without_ours_decides_nothing() -> None:
     (MODE, "off", "yoco_prefill", "off"), (MODE, "mask", "yoco_prefill", "mask"),
     (MODE, "compact", "yoco_prefill", "compact"), (KEEP, "0", "yoco_keep_tokens", 0),
     (KEEP, "140", "yoco_keep_tokens", 140), (KEEP, "007", "yoco_keep_tokens", 7),
+    ("DEEPINFER_OPS_BACKEND", "triton", "ops_backend", "triton"),
+    ("DEEPINFER_OPS_STRICT", "1", "ops_strict", True),
+    ("DEEPINFER_BATCH_INVARIANT", "0", "batch_invariant", False),
+    ("DEEPINFER_KERNELS", "tile", "kernels", "tile"),
+    ("DEEPINFER_SPARSE_MLA_BACKEND", "ref", "sparse_mla_backend", "ref"),
+    ("DEEPINFER_SIMULATE_NO_TILELANG", "1", "simulate_no_tilelang", True),
+    ("DEEPINFER_OPS_RMS_NORM", "triton", "op", ("rms_norm=triton",)),
 ])  # fmt: skip
 def test_legal_values(name: str, text: str, setting: str, value: object) -> None:
     assert read_environment({name: text, "HOME": "x"}) == {setting: value}
+
+
+def test_operators_one_by_one() -> None:
+    found = read_environment({"DEEPINFER_OPS_ROPE": "ref", "DEEPINFER_OPS_RMS_NORM": "triton"})
+    assert found == {"op": ("rope=ref", "rms_norm=triton")}
+    with pytest.raises(ConfigError, match="DEEPINFER_OPS_ROPE = 'a b'; expected a backend"):
+        read_environment({"DEEPINFER_OPS_ROPE": "a b"})
 
 
 def test_several_at_once() -> None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.transformer import Transformer
 from deepinfer.ops.kv_records import round_window
+from deepinfer.ops.rope import rope
 from deepinfer.ops.sparse_attention import attention_with_sink
 from demo_training.backbone import Batch, Curve
 from demo_training.optimiser import Optimiser, schedule
@@ -23,7 +25,7 @@ class AnchoredDraftState:
     """Draft blocks after many anchors of packed sequences; rows are [B, A, n].
 
     Args:
-        context: window keys [B, T, D] of each stage, before rounding.
+        context: window keys [B, T, D] of each stage, normalised and rotated, before rounding.
         anchors: [B, A] last processed position of each block; documents: [B, T].
     """
 
@@ -47,13 +49,16 @@ class AnchoredDraftState:
         """Rotations [B, A, n, d/2] of the slots, base table."""
         return self._rotations
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """Attention over each anchor's context window and all slots of its block."""
         batch, count, window = self.places.shape
         table = self.context[layer]
         index = self.places.flatten(1).unsqueeze(-1).expand(-1, -1, table.shape[-1])
         keys = table.gather(1, index).view(batch, count, window, -1)
-        keys = torch.cat([keys, round_window(kv)], dim=2).unsqueeze(2)
+        own = round_window(rope(norm(kv), self._rotations))
+        keys = torch.cat([keys, own], dim=2).unsqueeze(2)
         slots = torch.ones(*kv.shape[:3], dtype=torch.bool, device=kv.device)
         valid = torch.cat([self.valid, slots], dim=-1).unsqueeze(2)
         return attention_with_sink(queries, keys, valid, sink, self.scale)
@@ -87,7 +92,8 @@ def draft_losses(
         wanted = _following(documents, places) == documents.gather(1, anchors).unsqueeze(-1)
         actual = _following(tokens, places + 1)
         choice = teacher.argmax(-1)
-    context = model.mtp.context_keys(hidden.taps, state.rotations(0))
+    turns = state.rotations(0)
+    context = [rope(norm(keys), turns) for keys, norm in model.mtp.context_keys(hidden.taps)]
     draft_state = AnchoredDraftState(model, context, anchors, documents)
     first = _following(tokens, places[..., :1])
     ids = model.mtp.draft_inputs(first.flatten()).view(*anchors.shape, slots)

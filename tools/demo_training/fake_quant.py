@@ -62,14 +62,15 @@ class FakeQuant(nn.Module):
 class TrainableTable(nn.Module):
     """An n-gram table in float32 whose looked-up rows are rounded as stored."""
 
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.dtype = dtype
         self.weight = nn.Parameter(torch.zeros(rows, width, device=device))
 
-    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows [..., C] to values [..., C, F]."""
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., C] to their values side by side, [..., C * F]."""
         values = nn.functional.embedding(rows, self.weight)
-        return straight_through(values, _round_fp8_row).to(dtype)
+        return straight_through(values, _round_fp8_row).to(self.dtype).flatten(-2)
 
 
 def make_trainable(model: nn.Module, dtype: torch.dtype) -> None:
@@ -77,7 +78,8 @@ def make_trainable(model: nn.Module, dtype: torch.dtype) -> None:
     for module in list(model.modules()):
         if hasattr(module, "embed") and type(module).__name__ == "Engram":
             rows, width = module.embed.weight.shape
-            module.embed = TrainableTable(rows, width, module.q_weight.device)
+            device = module.q_weight.device
+            module.embed = TrainableTable(rows, width, module.precision.dtype, device)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = parameter.detach().float()

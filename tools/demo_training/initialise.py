@@ -60,7 +60,8 @@ def continue_from(model: nn.Module, folder: Path) -> None:
     values = dict(loaded.named_parameters())
     for name, module in loaded.named_modules():
         if isinstance(module, PackedTable):
-            values[f"{name}.weight"] = module(torch.arange(len(module.weight)), torch.float32)
+            rows = torch.arange(len(module.weight)).unsqueeze(-1)
+            values[f"{name}.weight"] = module(rows)
     for name, parameter in model.named_parameters():
         plain = name.replace("parametrizations.", "").replace(".original", "")
         parameter.copy_(values[plain])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from deepinfer.model.norm import RMSNorm
 from deepinfer.model.recompute import RecomputeState
 from deepinfer.model.transformer import Transformer
 from deepinfer.ops.candidate_blocks import candidate_blocks
 from deepinfer.ops.index_scores import index_scores
-from deepinfer.ops.kv_records import round_window
 from deepinfer.ops.topk_select import topk_select
 
 
@@ -105,13 +105,15 @@ class TrainingState(RecomputeState):
         mask.scatter_(-1, torch.where(chosen < 0, scores.shape[-1], chosen), True)
         return mask[..., :-1] & visible
 
-    def attend(self, layer: int, queries: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, queries: Tensor, kv: Tensor, norm: RMSNorm, sink: Tensor
+    ) -> Tensor:
         """The reference's attention as one fused call: the sink is a key of its own.
 
         Queries get a channel that holds sink / scale, the sink's key holds a one there and nothing
         else, and its value is zero; so its score is the sink, and it only enlarges the sum.
         """
-        keys = round_window(kv)
+        keys = self.window_keys(layer, kv, norm)
         ratio = self.config.compress_ratio(layer)
         if ratio:
             keys = torch.cat([keys, self.entries[self.config.kv_source(layer)]], dim=-2)
@@ -189,4 +191,4 @@ def detach_indexers(model: Transformer) -> None:
         )
         if hasattr(indexer, "wk"):
             plain = indexer.keys
-            indexer.keys = lambda latents, turns, plain=plain: plain(latents.detach(), turns)
+            indexer.keys = lambda latents, plain=plain: plain(latents.detach())

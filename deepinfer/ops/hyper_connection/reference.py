@@ -1,4 +1,4 @@
-"""Reference of the hyper-connection operators: mixes, collapse, expand, and all between sublayers.
+"""Reference of the hyper-connection operators: mixes, collapse, expand, and the step of all three.
 
 Knows the residual streams of one sublayer; must not know what the sublayer computes.
 """
@@ -129,14 +129,16 @@ def hyper_connection_step(
     norm; the coefficients are mixes(X').
 
     Args:
-        y: [T, H] output of the sublayer before, in the dtype of the streams; None at the start and
-            after something else has written the streams: `post` and `comb` are not read then.
-        streams: X [T, S, H]; post: [T, S]; comb: [T, S, S]; pre: [T, S], of the mixing before.
+        y: [..., H] output of the sublayer before, in the dtype of the streams; None at the start
+            and after something else has written the streams: `post`, `comb` are not read then.
+        streams: X [..., S, H]; post: [..., S]; comb: [..., S, S]; pre: [..., S], of the mixing
+            before.
         fn: [S * (2 + S), S * H]; base: [S * (2 + S)]; scale: [3]; norm_weight: [H].
 
     Returns:
-        X' [T, S, H] (the tensor `streams` itself when `y` is None), x [T, H], both in the dtype of
-        the streams, and next_pre [T, S], next_post [T, S], next_comb [T, S, S] in that of `fn`.
+        X' [..., S, H] (the tensor `streams` itself when `y` is None) and x [..., H], both in the
+        dtype of the streams, then next_pre, next_post [..., S], next_comb [..., S, S] in that of
+        `fn`.
     """
     if y is not None:
         assert post is not None

@@ -19,24 +19,20 @@ from torch import Tensor
 
 from deepinfer.numerics import (
     E2M1_MAX,
-    E4M3_MAX,
     FP4_GROUP,
     FP8_GROUP,
     MXFP4_GROUP,
     accumulate_dtype,
     decode_e4m3,
     decode_e8m0,
-    encode_e2m1,
-    encode_e4m3,
     encode_e8m0,
     fp4_scale,
-    fp8_scale,
     mxfp4_scale,
-    pack_nibbles,
     round_e2m1,
     straight_through,
     unpack_e2m1,
 )
+from deepinfer.ops.act_quant import act_quant, fp4_quantise, fp8_quantise, mxfp4_quantise
 from deepinfer.ops.rms_norm import rms_norm
 from deepinfer.ops.rope import rope
 
@@ -63,8 +59,6 @@ def _round_index(x: Tensor) -> Tensor:
 
 def round_window(kv: Tensor) -> Tensor:
     """Window key `kv` [..., D] with the rounding of its FP8 record: the same rule as act_quant."""
-    from deepinfer.ops.act_quant import act_quant
-
     return act_quant(kv)
 
 
@@ -88,10 +82,8 @@ def round_index(x: Tensor) -> Tensor:
 
 def pack_window(kv: Tensor) -> Tensor:
     """FP8 records of window keys: [..., D] values to [..., D + D/32] uint8."""
-    groups = _groups(kv, FP8_GROUP)
-    scale = fp8_scale(groups)
-    codes = encode_e4m3((groups / scale).clamp(-E4M3_MAX, E4M3_MAX)).flatten(-2)
-    return torch.cat([codes, encode_e8m0(scale).squeeze(-1)], dim=-1)
+    codes, scales = fp8_quantise(kv)
+    return torch.cat([codes, encode_e8m0(scales)], dim=-1)
 
 
 def unpack_window(records: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,10 +97,7 @@ def unpack_window(records: Tensor, dtype: torch.dtype) -> Tensor:
 
 def pack_compressed(kv: Tensor) -> Tensor:
     """FP4 records of compressed keys: [..., D] values to [..., D/2 + D/16] uint8."""
-    groups = _groups(kv, FP4_GROUP)
-    scale = fp4_scale(groups)
-    codes = pack_nibbles(encode_e2m1(_fp4_codes(groups, scale)).flatten(-2))
-    return torch.cat([codes, encode_e4m3(scale).squeeze(-1)], dim=-1)
+    return torch.cat(fp4_quantise(kv), dim=-1)
 
 
 def unpack_compressed(records: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,10 +111,7 @@ def unpack_compressed(records: Tensor, dtype: torch.dtype) -> Tensor:
 
 def pack_index_key(key: Tensor) -> Tensor:
     """MXFP4 records of index keys: [..., D] values to [..., D/2 + D/32] uint8."""
-    groups = _groups(key, MXFP4_GROUP)
-    scale = mxfp4_scale(groups)
-    codes = pack_nibbles(encode_e2m1(_fp4_codes(groups, scale)).flatten(-2))
-    return torch.cat([codes, encode_e8m0(scale).squeeze(-1)], dim=-1)
+    return torch.cat(mxfp4_quantise(key), dim=-1)
 
 
 def unpack_index_key(records: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,270 @@
+"""Triton kernels of act_quant, and the device functions that quantise one group per row of a tile.
+
+Knows groups of channels; must not know what a tensor stands for. Groups never cross a program, so
+every value depends on its own group alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels import formats
+from deepinfer.kernels.launch import require_gpu
+from deepinfer.kernels.signature import Signature
+from deepinfer.numerics import FP4_GROUP, FP8_GROUP, MXFP4_GROUP
+from deepinfer.ops.spec import Unsupported
+
+TILE = 2048  # values of one program
+
+
+@triton.jit
+def reciprocal(scale):
+    """1 / scale of powers of two from 2^-126 to 2^126, exactly: a product instead of a division."""
+    return (0x7F000000 - scale.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp8_scale(largest):
+    """Power-of-two scale (float32) of a group whose largest magnitude is `largest`."""
+    return formats.ceil_power_of_two(tl.div_rn(tl.maximum(largest, 1e-4), 448.0))
+
+
+@triton.jit
+def mxfp4_scale(largest):
+    """Power-of-two scale (float32) of an MXFP4 group; the floor is 6 * 2^-126."""
+    return formats.ceil_power_of_two(tl.div_rn(tl.maximum(largest, 7.052966104933725e-38), 6.0))
+
+
+@triton.jit
+def fp4_scale_code(largest):
+    """e4m3 byte of the scale of an FP4 group; the floor is 6 * 2^-9, the encoding stops at 448."""
+    return formats.encode_e4m3(tl.div_rn(tl.maximum(largest, 0.01171875), 6.0))
+
+
+@triton.jit
+def round_e4m3(x):
+    """float32 `x`, |x| at most 448, rounded to the e4m3 grid without leaving float32."""
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) & 0xFFF00000
+    # Below 2^-6 the step is 2^-9, which is the step of float32 around 1.5 * 2^14.
+    small = (magnitude.to(tl.float32, bitcast=True) + 24576.0) - 24576.0
+    rounded = tl.where(magnitude < 0x3C800000, small.to(tl.uint32, bitcast=True), normal)
+    return (rounded | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_e2m1(x):
+    """float32 `x`, |x| at most 6, rounded to the e2m1 grid without leaving float32."""
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = tl.abs(x)
+    # 1.5 * 2^22 has the step 1/2 of the grid below 2; the step doubles at 2 and at 4.
+    shift = tl.where(magnitude < 2.0, 6291456.0, tl.where(magnitude < 4.0, 12582912.0, 25165824.0))
+    rounded = (magnitude + shift) - shift
+    return (rounded.to(tl.uint32, bitcast=True) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_fp8(x):
+    """Groups [n, 32] float32 as FP8 sees them, float32; exact in bfloat16 too."""
+    scale = fp8_scale(tl.max(tl.abs(x), axis=1))
+    return round_e4m3(x * reciprocal(scale)[:, None]) * scale[:, None]
+
+
+@triton.jit
+def round_mxfp4(x):
+    """Groups [n, 32] float32 with MXFP4 rounding, float32; exact in bfloat16 too."""
+    scale = mxfp4_scale(tl.max(tl.abs(x), axis=1))
+    return round_e2m1(x * reciprocal(scale)[:, None]) * scale[:, None]
+
+
+@triton.jit
+def pack_fp8(x):
+    """Groups [n, 32] float32 to e4m3 bytes [n, 32] and scales [n] float32."""
+    scale = fp8_scale(tl.max(tl.abs(x), axis=1))
+    return formats.encode_e4m3(x * reciprocal(scale)[:, None]), scale
+
+
+@triton.jit
+def pack_fp4(even, odd):
+    """Groups of 16 as channel pairs [n, 8] float32 to pair bytes [n, 8] and scale bytes [n]."""
+    code = fp4_scale_code(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1))
+    scale = formats.decode_e4m3(code)[:, None]
+    # The scale is no power of two, and code boundaries are hit: this has to be a true division.
+    # encode_e2m1 gives everything above 5 the code of 6, which is the clamp.
+    low = formats.encode_e2m1(tl.div_rn(even, scale))
+    high = formats.encode_e2m1(tl.div_rn(odd, scale))
+    return low | (high << 4), code
+
+
+@triton.jit
+def pack_mxfp4(even, odd):
+    """Groups of 32 as channel pairs [n, 16] float32 to pair bytes [n, 16] and scale bytes [n]."""
+    scale = mxfp4_scale(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1))
+    inverse = reciprocal(scale)[:, None]
+    low = formats.encode_e2m1(even * inverse)
+    high = formats.encode_e2m1(odd * inverse)
+    return low | (high << 4), formats.encode_e8m0(scale)
+
+
+@triton.jit
+def _load_groups(x, groups, SIZE: tl.constexpr, GROUPS: tl.constexpr):
+    """This program's groups [GROUPS, SIZE] float32, their places, and which of them exist."""
+    first = tl.program_id(0).to(tl.int64) * GROUPS
+    group = tl.arange(0, GROUPS)
+    inside = (first + group < groups)[:, None]
+    place = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    value = tl.load(x + first * SIZE + place, mask=inside, other=0).to(tl.float32)
+    return value, first, place, inside
+
+
+@triton.jit
+def _act_quant(x, out, groups, GROUPS: tl.constexpr):
+    value, first, place, inside = _load_groups(x, groups, 32, GROUPS)
+    rounded = round_fp8(value).to(out.dtype.element_ty)  # exact: no rounding here
+    tl.store(out + first * 32 + place, rounded, mask=inside)
+
+
+@triton.jit
+def _fp8_quantise(x, codes, scales, groups, GROUPS: tl.constexpr):
+    value, first, place, inside = _load_groups(x, groups, 32, GROUPS)
+    packed, scale = pack_fp8(value)
+    tl.store(codes + first * 32 + place, packed, mask=inside)
+    group = tl.arange(0, GROUPS)
+    tl.store(scales + first + group, scale, mask=first + group < groups)
+
+
+@triton.jit
+def _fp4_quantise(x, packed, scales, groups, SIZE: tl.constexpr, GROUPS: tl.constexpr):
+    value, first, _, inside = _load_groups(x, groups, SIZE, GROUPS)
+    even, odd = tl.split(tl.reshape(value, (GROUPS, SIZE // 2, 2)))
+    if SIZE == 16:
+        codes, scale = pack_fp4(even, odd)
+    else:
+        codes, scale = pack_mxfp4(even, odd)
+    group = tl.arange(0, GROUPS)
+    place = group[:, None] * (SIZE // 2) + tl.arange(0, SIZE // 2)[None, :]
+    tl.store(packed + first * (SIZE // 2) + place, codes, mask=inside)
+    tl.store(scales + first + group, scale, mask=first + group < groups)
+
+
+def require_groups(x: Tensor, size: int) -> None:
+    """Refuse tensors that cannot be cut into groups of `size` channels by a kernel.
+
+    Raises:
+        Unsupported: no GPU, a dtype that is neither bfloat16 nor float32, or an odd width.
+    """
+    require_gpu(x)
+    if x.dtype not in (torch.bfloat16, torch.float32):
+        raise Unsupported(f"{x.dtype}: takes bfloat16 and float32")
+    if x.shape[-1] % size:
+        raise Unsupported(f"{x.shape[-1]} channels are no multiple of {size}")
+
+
+def flat_rows(x: Tensor) -> Tensor:
+    """`x` [..., C] as [T, C] with adjacent channels; a copy only where strides do not allow it."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def act_quant(x: Tensor) -> Tensor:
+    """See the reference. Inputs that are not contiguous are copied first.
+
+    Raises:
+        Unsupported: see `require_groups`; a gradient is wanted.
+    """
+    require_groups(x, FP8_GROUP)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise Unsupported("has no gradient")
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    groups = x.numel() // FP8_GROUP
+    if groups:
+        size = TILE // FP8_GROUP
+        _act_quant[(triton.cdiv(groups, size),)](x, out, groups, GROUPS=size)
+    return out
+
+
+def fp8_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See the reference. Inputs that are not contiguous are copied first.
+
+    Raises:
+        Unsupported: see `require_groups`.
+    """
+    require_groups(x, FP8_GROUP)
+    x = x.contiguous()
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    shape = (*x.shape[:-1], x.shape[-1] // FP8_GROUP)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    groups = scales.numel()
+    if groups:
+        size = TILE // FP8_GROUP
+        _fp8_quantise[(triton.cdiv(groups, size),)](x, codes, scales, groups, GROUPS=size)
+    return codes, scales
+
+
+def _quantise_fp4(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    require_groups(x, size)
+    x = x.contiguous()
+    lead, width = x.shape[:-1], x.shape[-1]
+    packed = torch.empty((*lead, width // 2), dtype=torch.uint8, device=x.device)
+    scales = torch.empty((*lead, width // size), dtype=torch.uint8, device=x.device)
+    groups = scales.numel()
+    if groups:
+        count = TILE // size
+        grid = (triton.cdiv(groups, count),)
+        _fp4_quantise[grid](x, packed, scales, groups, SIZE=size, GROUPS=count)
+    return packed, scales
+
+
+def fp4_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See the reference. Inputs that are not contiguous are copied first.
+
+    Raises:
+        Unsupported: see `require_groups`.
+    """
+    return _quantise_fp4(x, FP4_GROUP)
+
+
+def mxfp4_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See the reference. Inputs that are not contiguous are copied first.
+
+    Raises:
+        Unsupported: see `require_groups`.
+    """
+    return _quantise_fp4(x, MXFP4_GROUP)
+
+
+_FP4_TYPES = {"x": "*bf16", "packed": "*u8", "scales": "*u8", "groups": "i32"}
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        "act_quant",
+        _act_quant,
+        {"x": "*bf16", "out": "*bf16", "groups": "i32"},
+        {"GROUPS": TILE // FP8_GROUP},
+        divisible=("groups",),
+    ),
+    Signature(
+        "fp8_quantise",
+        _fp8_quantise,
+        {"x": "*bf16", "codes": "*u8", "scales": "*fp32", "groups": "i32"},
+        {"GROUPS": TILE // FP8_GROUP},
+        divisible=("groups",),
+    ),
+    Signature(
+        "fp4_quantise",
+        _fp4_quantise,
+        _FP4_TYPES,
+        {"SIZE": FP4_GROUP, "GROUPS": TILE // FP4_GROUP},
+        divisible=("groups",),
+    ),
+    Signature(
+        "mxfp4_quantise",
+        _fp4_quantise,
+        _FP4_TYPES,
+        {"SIZE": MXFP4_GROUP, "GROUPS": TILE // MXFP4_GROUP},
+        divisible=("groups",),
+    ),
+)

@@ -1,0 +1,380 @@
+"""Triton kernels that make, store and load packed cache records.
+
+Knows record layouts and rows of a cache; must not know pages, rings or slots. Rows are independent
+of each other. Every kernel keeps a row in registers from its load to its store.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels import formats
+from deepinfer.kernels.launch import require_gpu
+from deepinfer.kernels.signature import Signature
+from deepinfer.numerics import FP4_GROUP, FP8_GROUP, MXFP4_GROUP
+from deepinfer.ops.act_quant.triton import (
+    flat_rows,
+    pack_fp4,
+    pack_fp8,
+    pack_mxfp4,
+    require_groups,
+    round_mxfp4,
+)
+from deepinfer.ops.rms_norm.triton import load_rows, normalise_rounded
+from deepinfer.ops.rope.triton import real_rotations, rotate_tail
+from deepinfer.ops.spec import Unsupported
+
+STORE_TILE = 2048  # values of one program
+LOAD_TILE = 2048
+QUERY_TILE = 4096
+
+
+@triton.jit
+def _store_window(
+    kv, weight, rotations, records, cache, places, rows, stride, cache_stride, eps,
+    DIM: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    STORE: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = BLOCK // 32
+    dtype: tl.constexpr = kv.dtype.element_ty
+    flat_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = flat_row[:, None]
+    inside = row < rows
+    value = load_rows(kv, row, inside, stride, DIM, BLOCK)
+    value = normalise_rounded(value, weight, eps, DIM, BLOCK, dtype)
+    even, odd = rotate_tail(value, rotations, row, inside, DIM, TAIL, BLOCK, ROWS, dtype)
+    codes, scale = pack_fp8(tl.reshape(tl.join(even, odd), (ROWS * GROUPS, 32)))
+    codes = tl.reshape(codes, (ROWS, BLOCK))
+    scale = tl.reshape(formats.encode_e8m0(scale), (ROWS, GROUPS))
+    column = tl.arange(0, BLOCK)[None, :]
+    group = tl.arange(0, GROUPS)[None, :]
+    record = records + row * (DIM + DIM // 32)
+    tl.store(record + column, codes, mask=inside & (column < DIM))
+    tl.store(record + DIM + group, scale, mask=inside & (group < DIM // 32))
+    if STORE:
+        place = tl.load(places + flat_row, mask=flat_row < rows, other=-1)[:, None]
+        kept = place >= 0
+        entry = cache + place * cache_stride
+        tl.store(entry + column, codes, mask=kept & (column < DIM))
+        tl.store(entry + DIM + group, scale, mask=kept & (group < DIM // 32))
+
+
+@triton.jit
+def _store_fp4(
+    x, weight, rotations, codes, scales, places, rows, stride, code_stride, scale_stride, eps,
+    DIM: tl.constexpr, TAIL: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = BLOCK // SIZE
+    dtype: tl.constexpr = x.dtype.element_ty
+    flat_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = flat_row[:, None]
+    inside = row < rows
+    place = tl.load(places + flat_row, mask=flat_row < rows, other=-1)[:, None]
+    kept = place >= 0
+    # Rows that go nowhere are not even read.
+    value = load_rows(x, row, kept, stride, DIM, BLOCK)
+    if NORM:
+        value = normalise_rounded(value, weight, eps, DIM, BLOCK, dtype)
+    even, odd = rotate_tail(value, rotations, row, inside, DIM, TAIL, BLOCK, ROWS, dtype)
+    even = tl.reshape(even, (ROWS * GROUPS, SIZE // 2))
+    odd = tl.reshape(odd, (ROWS * GROUPS, SIZE // 2))
+    if SIZE == 16:
+        packed, scale = pack_fp4(even, odd)
+    else:
+        packed, scale = pack_mxfp4(even, odd)
+    byte = tl.arange(0, BLOCK // 2)[None, :]
+    group = tl.arange(0, GROUPS)[None, :]
+    packed = tl.reshape(packed, (ROWS, BLOCK // 2))
+    scale = tl.reshape(scale, (ROWS, GROUPS))
+    tl.store(codes + place * code_stride + byte, packed, mask=kept & (byte < DIM // 2))
+    tl.store(scales + place * scale_stride + group, scale, mask=kept & (group < DIM // SIZE))
+
+
+@triton.jit
+def _index_query(
+    queries, rotations, out, rows, stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = out.dtype.element_ty
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    inside = row < rows
+    value = load_rows(queries, row, inside, stride, DIM, BLOCK)
+    token = row // HEADS
+    even, odd = rotate_tail(value, rotations, token, inside, DIM, TAIL, BLOCK, ROWS, dtype)
+    turned = tl.reshape(tl.join(even, odd), (ROWS * BLOCK // 32, 32))
+    column = tl.arange(0, BLOCK)[None, :]
+    rounded = tl.reshape(round_mxfp4(turned), (ROWS, BLOCK)).to(dtype)  # exact: no rounding here
+    tl.store(out + row * DIM + column, rounded, mask=inside & (column < DIM))
+
+
+@triton.jit
+def _load_scales(
+    scales, places, first, rows, stride,
+    COUNT: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Scale bytes [ROWS * GROUPS, 1] of records from row `first` on, COUNT of GROUPS in each."""
+    group = tl.arange(0, ROWS * GROUPS)
+    row = first + group // GROUPS
+    place = tl.load(places + row, mask=row < rows, other=-1)
+    number = group % GROUPS
+    mask = (place >= 0) & (number < COUNT)
+    return tl.load(scales + place * stride + number, mask=mask, other=0)[:, None]
+
+
+@triton.jit
+def _load_window(
+    cache, places, out, rows, cache_stride,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = BLOCK // 32
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    flat_row = first + tl.arange(0, ROWS)
+    place = tl.load(places + flat_row, mask=flat_row < rows, other=-1)[:, None]
+    kept = place >= 0
+    column = tl.arange(0, BLOCK)[None, :]
+    codes = tl.load(cache + place * cache_stride + column, mask=kept & (column < DIM), other=0)
+    scale = _load_scales(cache + DIM, places, first, rows, cache_stride, DIM // 32, GROUPS, ROWS)
+    value = tl.reshape(formats.decode_e4m3(codes), (ROWS * GROUPS, 32))
+    value = value * formats.decode_e8m0(scale)
+    value = formats.narrow(tl.reshape(value, (ROWS, BLOCK)), out.dtype.element_ty)
+    inside = (flat_row < rows)[:, None] & (column < DIM)
+    tl.store(out + flat_row[:, None] * DIM + column, value, mask=inside)
+
+
+@triton.jit
+def _load_fp4(
+    codes, scales, places, out, rows, code_stride, scale_stride,
+    DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = BLOCK // SIZE
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    flat_row = first + tl.arange(0, ROWS)
+    place = tl.load(places + flat_row, mask=flat_row < rows, other=-1)[:, None]
+    kept = place >= 0
+    byte = tl.arange(0, BLOCK // 2)[None, :]
+    pairs = tl.load(codes + place * code_stride + byte, mask=kept & (byte < DIM // 2), other=0)
+    scale = _load_scales(scales, places, first, rows, scale_stride, DIM // SIZE, GROUPS, ROWS)
+    if SIZE == 16:
+        scale = formats.decode_e4m3(scale)
+    else:
+        scale = formats.decode_e8m0(scale)
+    pairs = tl.reshape(pairs, (ROWS * GROUPS, SIZE // 2))
+    even = formats.decode_e2m1(pairs) * scale
+    odd = formats.decode_e2m1(pairs >> 4) * scale
+    value = tl.reshape(tl.join(even, odd), (ROWS, BLOCK))
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (flat_row < rows)[:, None] & (column < DIM)
+    value = formats.narrow(value, out.dtype.element_ty)
+    tl.store(out + flat_row[:, None] * DIM + column, value, mask=inside)
+
+
+def _blocks(dim: int, tile: int) -> dict[str, int]:
+    block = triton.next_power_of_2(dim)
+    return {"DIM": dim, "BLOCK": block, "ROWS": max(1, tile // block)}
+
+
+def _require_caches(*caches: Tensor) -> None:
+    for cache in caches:
+        require_gpu(cache)
+        if cache.dim() != 2 or cache.stride(1) != 1 or cache.dtype != torch.uint8:
+            raise Unsupported("a cache has to be [rows, bytes] uint8 with adjacent bytes")
+
+
+def store_window(
+    kv: Tensor,
+    weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor | None,
+    places: Tensor | None,
+) -> Tensor:
+    """See the reference. Rows of `kv` and of the cache may be strided.
+
+    Raises:
+        Unsupported: no GPU, a dtype other than bfloat16 and float32, D no multiple of 32,
+            rotations that are not complex64, or a cache whose bytes are not adjacent.
+    """
+    dim = kv.shape[-1]
+    require_groups(kv, FP8_GROUP)
+    _require_caches(*(() if cache is None else (cache,)))
+    turns = real_rotations(rotations, dim)
+    rows = kv.shape[0]
+    records = torch.empty(rows, dim + dim // FP8_GROUP, dtype=torch.uint8, device=kv.device)
+    if rows == 0:
+        return records
+    store = cache is not None and places is not None
+    # Without a cache the kernel touches neither of the two.
+    target = cache if cache is not None else records
+    where = places.contiguous() if places is not None else records
+    flat, blocks = flat_rows(kv), _blocks(dim, STORE_TILE)
+    _store_window[(triton.cdiv(rows, blocks["ROWS"]),)](
+        flat, weight.contiguous(), turns, records, target, where, rows, flat.stride(0),
+        target.stride(0), eps, TAIL=2 * turns.shape[-2], STORE=store, **blocks,
+    )  # fmt: skip
+    return records
+
+
+def _launch_fp4(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    rotations: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    places: Tensor,
+    size: int,
+) -> None:
+    require_groups(x, size)
+    _require_caches(codes, scales)
+    turns = real_rotations(rotations, x.shape[-1])
+    rows = x.shape[0]
+    if rows == 0:
+        return
+    flat, blocks = flat_rows(x), _blocks(x.shape[-1], STORE_TILE)
+    _store_fp4[(triton.cdiv(rows, blocks["ROWS"]),)](
+        flat, turns if weight is None else weight.contiguous(), turns, codes, scales,
+        places.contiguous(), rows, flat.stride(0), codes.stride(0), scales.stride(0), eps,
+        TAIL=2 * turns.shape[-2], SIZE=size, NORM=weight is not None, **blocks,
+    )  # fmt: skip
+
+
+def store_compressed(latents: Tensor, rotations: Tensor, cache: Tensor, places: Tensor) -> None:
+    """See the reference; strides and errors as in `store_window`, for multiples of 16."""
+    half = latents.shape[-1] // 2
+    codes, scales = cache[:, :half], cache[:, half:]
+    _launch_fp4(latents, None, 0.0, rotations, codes, scales, places, FP4_GROUP)
+
+
+def store_index_key(
+    keys: Tensor,
+    weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    places: Tensor,
+) -> None:
+    """See the reference; strides and errors as in `store_window`."""
+    _launch_fp4(keys, weight, eps, rotations, codes, scales, places, MXFP4_GROUP)
+
+
+def index_query(queries: Tensor, rotations: Tensor) -> Tensor:
+    """See the reference; errors as in `store_window`. Uneven strides are copied first."""
+    require_groups(queries, MXFP4_GROUP)
+    _, heads, dim = queries.shape
+    turns = real_rotations(rotations, dim)
+    out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+    if out.numel() == 0:
+        return out
+    flat, blocks = flat_rows(queries), _blocks(dim, QUERY_TILE)
+    _index_query[(triton.cdiv(flat.shape[0], blocks["ROWS"]),)](
+        flat, turns, out, flat.shape[0], flat.stride(0), HEADS=heads, TAIL=2 * turns.shape[-2],
+        **blocks,
+    )  # fmt: skip
+    return out
+
+
+def _values(places: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise Unsupported(f"{dtype}: gives bfloat16 and float32")
+    return torch.empty((*places.shape, dim), dtype=dtype, device=places.device)
+
+
+def load_window(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """See the reference. Rows of the cache may be strided.
+
+    Raises:
+        Unsupported: no GPU, a dtype other than bfloat16 and float32, or a cache whose bytes are
+            not adjacent.
+    """
+    _require_caches(cache)
+    dim = cache.shape[1] * FP8_GROUP // (FP8_GROUP + 1)
+    out = _values(places, dim, dtype)
+    rows = places.numel()
+    if rows:
+        blocks = _blocks(dim, LOAD_TILE)
+        _load_window[(triton.cdiv(rows, blocks["ROWS"]),)](
+            cache, places.contiguous(), out, rows, cache.stride(0), **blocks
+        )
+    return out
+
+
+def _launch_load(
+    codes: Tensor, scales: Tensor, places: Tensor, dtype: torch.dtype, size: int
+) -> Tensor:
+    _require_caches(codes, scales)
+    dim = 2 * codes.shape[1]
+    out = _values(places, dim, dtype)
+    rows = places.numel()
+    if rows:
+        blocks = _blocks(dim, LOAD_TILE)
+        _load_fp4[(triton.cdiv(rows, blocks["ROWS"]),)](
+            codes, scales, places.contiguous(), out, rows, codes.stride(0),
+            scales.stride(0), SIZE=size, **blocks,
+        )  # fmt: skip
+    return out
+
+
+def load_compressed(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """See the reference; strides and errors as in `load_window`."""
+    half = cache.shape[1] * 8 // 9
+    return _launch_load(cache[:, :half], cache[:, half:], places, dtype, FP4_GROUP)
+
+
+def load_index_key(codes: Tensor, scales: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """See the reference; strides and errors as in `load_window`."""
+    return _launch_load(codes, scales, places, dtype, MXFP4_GROUP)
+
+
+_ROTATED = {"rotations": "*fp32", "rows": "i32", "stride": "i32"}
+_FP4_CACHE = {"codes": "*u8", "scales": "*u8", "places": "*i64"}
+_FP4_CACHE |= {"code_stride": "i32", "scale_stride": "i32"}
+_NORMED = {"weight": "*fp32", "eps": "fp32", **_ROTATED}
+
+
+def _store_signature(name: str, dim: int, size: int, norm: bool, whole: bool) -> Signature:
+    constants = {"TAIL": 64, "SIZE": size, "NORM": norm, **_blocks(dim, STORE_TILE)}
+    divisible = ("rows", "stride", "code_stride", *(("scale_stride",) if whole else ()))
+    types = {"x": "*bf16", **_NORMED, **_FP4_CACHE}
+    return Signature(name, _store_fp4, types, constants, divisible=divisible)
+
+
+def _load_signature(name: str, dim: int, size: int, whole: bool) -> Signature:
+    constants = {"SIZE": size, **_blocks(dim, LOAD_TILE)}
+    divisible = ("rows", "code_stride", *(("scale_stride",) if whole else ()))
+    types = {"out": "*bf16", "rows": "i32", **_FP4_CACHE}
+    return Signature(name, _load_fp4, types, constants, divisible=divisible)
+
+
+_WINDOW_CACHE = {"cache": "*u8", "places": "*i64", "cache_stride": "i32"}
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        "store_window",
+        _store_window,
+        {"kv": "*bf16", "records": "*u8", **_NORMED, **_WINDOW_CACHE},
+        {"TAIL": 64, "STORE": True, **_blocks(512, STORE_TILE)},
+        divisible=("rows", "stride", "cache_stride"),
+    ),
+    _store_signature("store_compressed", 512, FP4_GROUP, False, True),
+    _store_signature("store_index_key", 128, MXFP4_GROUP, True, False),
+    Signature(
+        "index_query",
+        _index_query,
+        {"queries": "*bf16", "out": "*bf16", **_ROTATED},
+        {"HEADS": 32, "TAIL": 64, **_blocks(128, QUERY_TILE)},
+        divisible=("rows", "stride"),
+    ),
+    Signature(
+        "load_window",
+        _load_window,
+        {"out": "*bf16", "rows": "i32", **_WINDOW_CACHE},
+        _blocks(512, LOAD_TILE),
+        divisible=("rows", "cache_stride"),
+    ),
+    _load_signature("load_compressed", 512, FP4_GROUP, True),
+    _load_signature("load_index_key", 128, MXFP4_GROUP, False),
+)

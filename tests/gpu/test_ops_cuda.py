@@ -1,0 +1,25 @@
+"""Every operator's cases compiled on the GPU, released sizes too; equal bits when run twice."""
+
+import pytest
+import torch
+
+from deepinfer.ops.registry import specs
+from deepinfer.ops.spec import BYTES, Backend, Case, OpSpec
+from deepinfer.testing.operators import check_case, complaint, load_backend, results
+
+DEVICE = torch.device("cuda")
+CASES = [
+    pytest.param(spec, backend, case, id=f"{spec.name}-{backend.name}-{case.name}")
+    for spec in specs().values()
+    for backend in spec.backends
+    for case in spec.cases()
+]
+
+
+@pytest.mark.parametrize(("spec", "backend", "case"), CASES)
+def test_backend_equals_reference(spec: OpSpec, backend: Backend, case: Case) -> None:
+    function = load_backend(backend)
+    check_case(spec, function, case, DEVICE)
+    first = results(spec, function, case.arguments(DEVICE))
+    again = results(spec, function, case.arguments(DEVICE))
+    assert not [name for name in first if complaint(again[name], first[name], BYTES)]

@@ -1,0 +1,83 @@
+"""act_quant and its relatives: every group by itself, codes and values agree."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer import numerics
+from deepinfer.ops.act_quant import act_quant, fp4_quantise, fp8_quantise, mxfp4_quantise
+from deepinfer.ops.act_quant import triton as kernels
+from deepinfer.ops.kv_records import pack_compressed, pack_index_key, pack_window
+from deepinfer.ops.spec import Unsupported
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def draw(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(rows, width) * torch.exp2(torch.randint(-20, 12, (rows, 1)).float())
+    return x.to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_times_scales_are_the_values(dtype: torch.dtype) -> None:
+    x = draw(7, 96, dtype)
+    codes, scales = kernels.fp8_quantise(x)
+    value = numerics.decode_e4m3(codes).unflatten(-1, (-1, 32)) * scales.unsqueeze(-1)
+    assert torch.equal(value.flatten(-2).to(dtype), kernels.act_quant(x))
+    assert torch.equal(kernels.act_quant(x), act_quant(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_references_agree_with_records(dtype: torch.dtype) -> None:
+    x = draw(5, 64, dtype)
+    codes, scales = fp8_quantise(x)
+    record = torch.cat([codes, numerics.encode_e8m0(scales)], dim=-1)
+    assert torch.equal(record, pack_window(x))
+    assert torch.equal(torch.cat(fp4_quantise(x), dim=-1), pack_compressed(x))
+    assert torch.equal(torch.cat(mxfp4_quantise(x), dim=-1), pack_index_key(x))
+
+
+@pytest.mark.parametrize("name", ["act_quant", "fp8_quantise", "fp4_quantise", "mxfp4_quantise"])
+def test_a_row_alone_gives_what_it_gives_among_others(name: str) -> None:
+    function = getattr(kernels, name)
+    x = draw(70, 64, torch.bfloat16)
+    x[3] = 3e38
+    together, alone = function(x), function(x[37:38])
+    if isinstance(together, Tensor):
+        together, alone = (together,), (alone,)
+    for all_rows, row in zip(together, alone, strict=True):
+        assert torch.equal(all_rows[37:38], row)
+
+
+def test_rounding_twice_changes_nothing() -> None:
+    once = kernels.act_quant(draw(6, 64, torch.float32))
+    assert torch.equal(kernels.act_quant(once), once)
+
+
+def test_every_bfloat16_has_the_same_fp4_codes() -> None:
+    """All magnitudes up to 8192 with both signs, beside every largest magnitude of a group."""
+    bits = torch.arange(0, 0x4600, 5, dtype=torch.int16)
+    values = bits.view(torch.bfloat16).float()
+    x = values[: len(values) // 15 * 15].unflatten(0, (-1, 15))
+    x = torch.cat([x.amax(-1, keepdim=True) * 1.5, x * (torch.arange(15) % 2 * 2 - 1)], dim=-1)
+    x = x.to(torch.bfloat16).to(DEVICE)
+    for actual, expected in zip(kernels.fp4_quantise(x), fp4_quantise(x), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_leading_axes_are_kept() -> None:
+    x = draw(6, 64, torch.bfloat16).view(2, 3, 64)
+    assert torch.equal(kernels.act_quant(x), act_quant(x))
+    codes, scales = kernels.fp8_quantise(x)
+    assert codes.shape == x.shape
+    assert scales.shape == (2, 3, 2)
+
+
+def test_refusals() -> None:
+    with pytest.raises(Unsupported, match="float64"):
+        kernels.act_quant(torch.zeros(2, 32, dtype=torch.float64, device=DEVICE))
+    with pytest.raises(Unsupported, match="multiple of 32"):
+        kernels.mxfp4_quantise(torch.zeros(2, 48, device=DEVICE))
+    with pytest.raises(Unsupported, match="gradient"):
+        kernels.act_quant(torch.zeros(2, 32, device=DEVICE, requires_grad=True))
