@@ -4,6 +4,7 @@ Knows queries, keys, validity and records; must not know pages or layers.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -78,14 +79,15 @@ def sparse_attention(
     Returns:
         out [T, N, D] in the dtype of `queries`, lse [T, N] float32 (float64 for float64 queries).
     """
+    wide = accumulate_dtype(queries.dtype)
+    lists = [_Listed((window, own), window_index, unpack_window, wide)]
+    if compressed is not None and compressed_index is not None:
+        lists.append(_Listed((compressed,), compressed_index, unpack_compressed, wide))
     parts = []
     for first in range(0, max(1, len(queries)), _ROWS):
         rows = slice(first, first + _ROWS)
-        keys, valid = _listed_window(window, own, window_index[rows], queries.dtype)
-        if compressed is not None and compressed_index is not None:
-            more, more_valid = _listed(compressed, compressed_index[rows])
-            keys = torch.cat([keys, unpack_compressed(more, keys.dtype)], dim=1)
-            valid = torch.cat([valid, more_valid], dim=1)
+        keys = torch.cat([listed.keys(rows) for listed in lists], dim=1)
+        valid = torch.cat([listed.index[rows] >= 0 for listed in lists], dim=1)
         parts.append(_attend(queries[rows], keys, valid, sink, scale))
     return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
@@ -93,22 +95,44 @@ def sparse_attention(
 _ROWS = 256  # queries at a time: their decoded keys are large
 
 
-def _listed(records: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """([T, n, bytes], [T, n] bool): records of an index list, zeros where the entry names none."""
-    valid = index >= 0
-    if len(records) == 0:
-        return records.new_zeros(*index.shape, records.shape[-1]), valid
-    found = records[index.clamp(0, len(records) - 1).long()]
-    return torch.where(valid.unsqueeze(-1), found, 0), valid
+class _Listed:
+    """Keys that an index list names in tables of records, which count as one; zeros for none.
 
+    Where the list is longer than the tables, they are decoded once and values are gathered,
+    otherwise the records of the list are gathered and decoded.
+    """
 
-def _listed_window(
-    window: Tensor, own: Tensor, index: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    ring, valid = _listed(window, index)
-    step, in_step = _listed(own, index - len(window))
-    records = torch.where(in_step.unsqueeze(-1), step, ring)
-    return unpack_window(records, accumulate_dtype(dtype)), valid
+    def __init__(
+        self, tables: tuple[Tensor, ...], index: Tensor,
+        unpack: Callable[[Tensor, torch.dtype], Tensor], dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self._tables = tables
+        self._unpack = unpack
+        self._dtype = dtype
+        self._values: Tensor | None = None
+        if index.numel() > sum(len(table) for table in tables):
+            decoded = [unpack(table, dtype) for table in tables]
+            self._values = torch.cat([*decoded, decoded[0].new_zeros(1, decoded[0].shape[-1])])
+
+    def keys(self, rows: slice) -> Tensor:
+        """[rows, n, D] of some rows of the list."""
+        index = self.index[rows].long()
+        if self._values is not None:
+            last = len(self._values) - 1
+            place = torch.where((index >= 0) & (index < last), index, last)
+            return torch.nn.functional.embedding(place, self._values)
+        records: Tensor | None = None
+        for table in self._tables:
+            inside = (index >= 0) & (index < len(table))
+            if len(table):
+                found = table[torch.where(inside, index, 0)]
+                others = 0 if records is None else records
+                records = torch.where(inside.unsqueeze(-1), found, others)
+            index = index - len(table)
+        if records is None:  # a list of nothing, or of names in empty tables
+            records = self._tables[0].new_zeros(*index.shape, self._tables[0].shape[-1])
+        return self._unpack(records, self._dtype)
 
 
 def _attend(
