@@ -1,18 +1,22 @@
 """Number formats inside Triton kernels: rounding, packing, power-of-two scales.
 
-The same rules as `deepinfer.numerics`, bit for bit. Rounding to bf16 and e4m3 is done on the bits:
-the conversions of Triton's interpreter do not round correctly, and a bandwidth-bound kernel has
-these instructions to spare. Kernels load, convert to float32 at once, and narrow when they store.
+The same rules as `deepinfer.numerics`, bit for bit. Compiled kernels use the GPU's conversions; the
+interpreter's do not round correctly, so there bf16 and e4m3 are rounded on the bits. Kernels load,
+convert to float32 at once, and narrow when they store.
 """
 
 import triton
 import triton.language as tl
 
+from deepinfer.kernels.launch import INTERPRETED
+
+_ON_BITS = tl.constexpr(INTERPRETED)
+
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
     """float32 `x` in `dtype` (bf16 or float32), to nearest, ties to even."""
-    if dtype == tl.bfloat16:
+    if dtype == tl.bfloat16 and _ON_BITS:
         bits = x.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         quiet = (bits >> 16) | 0x40
@@ -45,6 +49,8 @@ def decode_e8m0(code):
 @triton.jit
 def encode_e4m3(x):
     """e4m3 byte (uint8) of float32 `x`, to nearest, ties to even, clamped to 448; NaN is 0x7F."""
+    if not _ON_BITS:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     magnitude = bits & 0x7FFFFFFF

@@ -154,7 +154,11 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
     for backend in (*preferred, *ORDER[wishes.device], REFERENCE):
         function = _implementation(spec, backend, wishes)
         if not isinstance(function, str):
-            reason = "preferred" if backend in preferred else "; ".join(why) or "first in order"
+            reason = (
+                "preferred"
+                if backend in preferred
+                else "; ".join(why) or f"first in order on {wishes.device}"
+            )
             return Operator(spec, backend, function, reason, wishes.strict)
         why.append(f"{backend} {function}")
         if backend in preferred:
