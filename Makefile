@@ -26,7 +26,7 @@ HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(
 # The packages of a virtual environment are not visible from a second one made with its interpreter.
 SHARES_TORCH := import sys; sys.prefix == sys.base_prefix or sys.exit(1); $(HAS_TORCH)
 
-.PHONY: help demo test test-slow check gpu
+.PHONY: help demo test test-slow check gpu bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; \
@@ -71,4 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@mv $(UNFINISHED) $(STAMP)
 
 gpu: ## run the tests that need a CUDA GPU, with this machine's Python as it is
-	$(PYTHON) -m pytest tests/gpu -p no:cacheprovider
+	$(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider
+
+bench: ## measure every operator on this machine's GPU, with its Python as it is
+	$(PYTHON) benchmarks/ops.py --out benchmarks/results/ops.jsonl

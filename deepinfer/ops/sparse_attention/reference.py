@@ -122,16 +122,14 @@ class _Listed:
             last = len(self._values) - 1
             place = torch.where((index >= 0) & (index < last), index, last)
             return torch.nn.functional.embedding(place, self._values)
-        records: Tensor | None = None
+        records = self._tables[0].new_zeros(1)
         for table in self._tables:
-            inside = (index >= 0) & (index < len(table))
             if len(table):
-                found = table[torch.where(inside, index, 0)]
-                others = 0 if records is None else records
-                records = torch.where(inside.unsqueeze(-1), found, others)
+                found = table[index.clamp(0, len(table) - 1)]
+                records = torch.where((index >= 0).unsqueeze(-1), found, records)
             index = index - len(table)
-        if records is None:  # a list of nothing, or of names in empty tables
-            records = self._tables[0].new_zeros(*index.shape, self._tables[0].shape[-1])
+        if records.dim() == 1:  # a list of nothing, or of names in empty tables
+            records = records.expand(*index.shape, self._tables[0].shape[-1])
         return self._unpack(records, self._dtype)
 
 
