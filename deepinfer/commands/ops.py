@@ -63,11 +63,10 @@ def show(found: list[Line], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE)
-    for name in ("operator", "backend", "why", "calls", "fallbacks", "all"):
+    for name in ("operator", "backend", "why", "calls", "fallbacks"):
         table.add_column(name, no_wrap=name == "operator")
     for line in found:
         table.add_row(
             line.operator, line.backend, line.reason, str(line.calls), str(line.fallbacks),
-            " ".join(line.backends),
         )  # fmt: skip
     Console().print(table)

@@ -445,3 +445,23 @@ def test_a_real_process(run: Run, small_folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == reply["text"].encode("ascii", "replace") + b"\n"
     assert done.stderr.count(b"\n") == 1
+
+
+# ops
+
+
+def test_operators_are_listed_with_their_calls(run: Run) -> None:
+    result = run("ops", "MODEL", "--threads", 1, "--try-out", "--json")
+    assert (result.status, result.err) == (0, "")
+    lines = {line["operator"]: line for line in json.loads(result.out)}
+    assert lines["rms_norm"]["backend"] == "ref"
+    assert lines["rms_norm"]["backends"] == ["ref", "triton"]
+    assert lines["rms_norm"]["calls"] > 8
+    assert lines["rms_norm"]["fallbacks"] == 0
+    assert "sparse_attention" in run("ops", "MODEL").out
+
+
+def test_an_operator_that_does_not_exist_is_named(run: Run) -> None:
+    result = run("ops", "MODEL", "--op", "rmsnorm=ref")
+    assert result.status == 2
+    assert result.err == "error: operator 'rmsnorm' is unknown; did you mean 'rms_norm'?\n"
