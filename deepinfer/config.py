@@ -165,7 +165,8 @@ class EngineOptions:
         ops_backend: preferred backend of every operator; auto takes the fastest proven one.
         op: backend of one operator, like rms_norm=triton; may be given several times.
         ops_strict: an operator that falls back to its reference is an error.
-        sparse_mla_backend: backend of sparse attention, the same as op sparse_attention=...
+        sparse_mla_backend: backend of sparse attention, the same as op sparse_attention=..., which
+            comes first where one source has both.
         kernels: preferred backend of what the tile_kernels library does: ref, triton or tile.
         batch_invariant: take only implementations whose rows do not depend on each other.
         simulate_no_tilelang: act as on a machine without TileLang.
@@ -298,12 +299,11 @@ def resolve(
     by_user = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
     given = {**environment, **by_user}
     _check_types(given)
-    if "op" in given:
-        given["op"] = _merged(environment.get("op", ()), by_user.get("op", ()))
     defaults = _defaults(model, host, given)
     if given.get("device") == "auto":
         del given["device"]
     values = {**defaults, **given}
+    values["op"] = _merged(_operator_wishes(environment), _operator_wishes(by_user))
     config = EngineConfig(**values)
     _check(config, model, host, given)
     decisions = [
@@ -317,6 +317,13 @@ def resolve(
         for field in dataclasses.fields(EngineConfig)
     ]  # fmt: skip
     return config, decisions
+
+
+def _operator_wishes(given: dict[str, Any]) -> tuple[str, ...]:
+    """OPERATOR=BACKEND of one source; sparse_mla_backend is the general word for its operator."""
+    backend = given.get("sparse_mla_backend", "auto")
+    general = () if backend == "auto" else (f"sparse_attention={backend}",)
+    return (*general, *given.get("op", ()))
 
 
 def _merged(environment: tuple[str, ...], user: tuple[str, ...]) -> tuple[str, ...]:
@@ -344,6 +351,8 @@ def _check_types(given: dict[str, Any]) -> None:
             raise _wrong(name, value, f"a whole number of at least {least[name]}")
         if name in switches and not isinstance(value, bool):
             raise _wrong(name, value, "true or false")
+        if name in ("ops_backend", "sparse_mla_backend") and not isinstance(value, str):
+            raise _wrong(name, value, "the name of a backend, like triton or ref")
         if name == "op" and not (isinstance(value, tuple) and all(type(v) is str for v in value)):
             raise _wrong(name, value, "a tuple of texts like rms_norm=triton")
 

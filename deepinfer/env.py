@@ -77,7 +77,8 @@ VARIABLES = (
         "a backend like triton or ref", "backend of sparse attention",
     ),
     Variable(
-        "DEEPINFER_KERNELS", "kernels", _choice("ref", "triton", "tile"), "ref, triton or tile",
+        "DEEPINFER_KERNELS", "kernels", _choice("auto", "ref", "triton", "tile"),
+        "auto, ref, triton or tile",
         "preferred backend of the operators that the tile_kernels library has",
     ),
     Variable(
@@ -115,9 +116,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     for name, text in environ.items():
         if not name.startswith(PREFIX):
             continue
-        if name not in known and name.startswith(OPERATOR_PREFIX) and text:
-            backend = _operator_backend(name, text)
-            settings["op"] = (*settings.get("op", ()), backend)
+        if name not in known and _names_an_operator(name, known):
+            if text:
+                settings["op"] = (*settings.get("op", ()), _operator_backend(name, text))
             continue
         if name not in known:
             near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)[0]
@@ -130,6 +131,17 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
         except ValueError:
             raise ConfigError(f"{name} = {text!r}; expected {variable.expected}") from None
     return settings
+
+
+def _names_an_operator(name: str, known: Mapping[str, Variable]) -> bool:
+    """Whether `name` is DEEPINFER_OPS_<OPERATOR>, and no slip of a variable's own name."""
+    suffix = name.removeprefix(OPERATOR_PREFIX)
+    if suffix == name or not suffix or suffix != suffix.upper():
+        return False
+    own = [variable for variable in known if variable.startswith(OPERATOR_PREFIX)]
+    near = difflib.get_close_matches(suffix, [v.removeprefix(OPERATOR_PREFIX) for v in own], n=1,
+                                     cutoff=0.85)  # fmt: skip
+    return not near
 
 
 def _operator_backend(name: str, text: str) -> str:

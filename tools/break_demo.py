@@ -50,7 +50,7 @@ from deepinfer.commands.evaluate import (
 )
 from deepinfer.testing.breakage import BREAKAGES, DRAFTS_ONLY, Breakage, other_chunks
 
-SHIFT = 0.02
+SHIFT = 0.005
 ACCEPTED = 0.02
 _MOST_DRAFTED = 32  # tokens of one prompt
 

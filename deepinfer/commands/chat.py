@@ -4,6 +4,7 @@ Knows messages and how a reply is shown; deepseek-recipe knows the prompt format
 apart into thinking, text and tool calls.
 """
 
+import io
 import json
 import sys
 import time
@@ -43,6 +44,11 @@ class PromptFormat:
     def convert(self, messages: list[dict[str, Any]], thinking: bool) -> Any:
         """The conversation as deepseek-recipe holds it."""
         recipe = self._recipe
+        for message in messages:
+            try:
+                message["content"].encode()
+            except UnicodeEncodeError:
+                raise RequestError("a message is not valid UTF-8 text") from None
         alias = recipe.ConversionOptions().with_model_alias(
             _MODEL, recipe.ModelVersion.DeepseekV41Flash
         )
@@ -143,9 +149,10 @@ class Conversation:
         return reply
 
     def _pieces(self, request: Request) -> Iterator[list[int]]:
-        end = self.llm.model_config.eos_token_id
+        # Tokens that end a reply are generated, but have no text.
+        ends = {self.llm.model_config.eos_token_id, *(self.sampling.stop_token_ids or ())}
         for chunk in self.llm.chunks(request):
-            if ids := [token for token in chunk.token_ids if token != end]:
+            if ids := [token for token in chunk.token_ids if token not in ends]:
                 yield ids
 
 
@@ -187,6 +194,8 @@ def chat(
     _recipe()
     if sampling.stop:
         raise RequestError("chat takes no --stop: a reply is shown token by token")
+    if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+        raise RequestError("chat shows no log-probabilities; use generate")
     llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)
     conversation = Conversation(llm, sampling, system, thinking)
     out = None if as_json else sys.stdout
@@ -196,6 +205,7 @@ def chat(
         failed |= reply.finish_reason == "error"
         if as_json:
             sys.stdout.write(json.dumps({"message": message, **reply.__dict__}) + "\n")
+            sys.stdout.flush()
     return 1 if failed else 0
 
 
@@ -230,6 +240,8 @@ def _talk(conversation: Conversation, out: TextIO | None) -> Iterator[tuple[str,
 def _typed(conversation: Conversation) -> Iterator[str]:
     """Messages from standard input; commands start with a slash."""
     terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a bad line is refused, not the rest
     if terminal:
         sys.stderr.write(f"{_HELP}\n")
     while True:

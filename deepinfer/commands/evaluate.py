@@ -90,11 +90,19 @@ def load_items(model: Path, tasks: Iterable[str] = (), limit: int | None = None)
     if not file.is_file():
         raise ConfigError(f"{file}: no such file; eval needs a checkpoint that ships its questions")
     items = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text ({error})") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             items.append(json.loads(line))
         except json.JSONDecodeError as error:
             raise ConfigError(f"{file}:{number}: not valid JSON ({error})") from None
+        if wrong := _wrong_item(items[-1]):
+            raise ConfigError(f"{file}:{number}: {wrong}")
     known = {item["task"] for item in items}
     unknown = [task for task in tasks if task not in known]
     if unknown:
@@ -107,6 +115,25 @@ def load_items(model: Path, tasks: Iterable[str] = (), limit: int | None = None)
         if wanted and (limit is None or counts[group(item)] <= limit):
             chosen.append(item)
     return chosen
+
+
+def _wrong_item(item: Any) -> str | None:
+    """What keeps `item` from being asked."""
+    if not isinstance(item, dict):
+        return "is no JSON object"
+    names = ("name", "task", "text") if "text" in item else ("name", "task", "prompt", "answer")
+    for name in names:
+        if not isinstance(item.get(name), str) or (name != "answer" and not item[name]):
+            return f"{name} = {item.get(name)!r}; expected a text"
+    if "text" in item:
+        return None
+    if type(item.get("max_tokens")) is not int or item["max_tokens"] < 1:
+        return f"max_tokens = {item.get('max_tokens')!r}; expected a whole number of at least 1"
+    if item.get("check") not in ("exact", "json"):
+        return f"check = {item.get('check')!r}; expected exact or json"
+    if item["check"] == "json" and not isinstance(item.get("schema"), dict):
+        return f"schema = {item.get('schema')!r}; expected an object"
+    return None
 
 
 def group(item: dict[str, Any]) -> str:
@@ -161,7 +188,7 @@ def text_loss(llm: LLM, items: list[Any]) -> tuple[float | None, int]:
         values = [entry.logprob for entry in reply.prompt_logprobs if entry is not None]
         total -= math.fsum(values)
         count += len(values)
-    return total / count, count
+    return (total / count if count else None), count
 
 
 def draft_prompts(llm: LLM, items: list[Any], count: int) -> dict[str, list[tuple[list[int], int]]]:
@@ -225,7 +252,12 @@ def evaluate(
         ConfigError: see `load_items`.
     """
     start = time.perf_counter()
+    for name, value, least in (("limit", limit, 1), ("draft_items", draft_items, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} = {value}; expected a whole number of at least {least}")
     items = load_items(Path(options.model), tasks, limit)
+    if not items:
+        raise ConfigError(f"{options.model}/{ITEMS_FILE}: no items")
     llm = LLM.from_options(options)
     texts = [item for item in items if "text" in item]
     questions = [item for item in items if "text" not in item]

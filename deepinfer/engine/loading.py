@@ -76,8 +76,6 @@ def load(options: EngineOptions, progress: bool = False) -> Loaded:
 def wishes(config: EngineConfig) -> Wishes:
     """What the settings say about operators."""
     operators = dict(entry.split("=", 1) for entry in config.op)
-    if config.sparse_mla_backend != "auto":
-        operators.setdefault("sparse_attention", config.sparse_mla_backend)
     return Wishes(
         device=config.device,
         backend=config.ops_backend,

@@ -135,8 +135,9 @@ class CachedState:
             return None
         rows, layout = self.layout.keep_above_floor()
         self.layout = layout
-        for known in (self._rotations, self._windows, self._ring_targets):
+        for known in (self._rotations, self._windows, self._ring_targets, self._selected):
             known.clear()
+        self._selection = self._candidates = None
         return rows, self
 
     def select(self, layer: int, queries: Tensor, weights: Tensor) -> None:

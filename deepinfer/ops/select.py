@@ -20,10 +20,10 @@ from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import Backend, OpSpec
 
 REFERENCE = "ref"
-ORDER = {"cuda": ("triton", "torch", REFERENCE), "cpu": (REFERENCE,)}
+ORDER = {"cuda": ("triton", REFERENCE), "cpu": (REFERENCE,)}
 TILE = "tile_kernels."  # how calls of that library begin in `stands_for`
 # What a backend's name needs besides this package.
-PACKAGES = {"triton": "triton", "tilelang": "tile_kernels"}
+PACKAGES = {"triton": "triton", "triton_split": "triton", "tilelang": "tile_kernels"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
     if wishes.tile_kernels != "auto" and any(c.startswith(TILE) for c in spec.stands_for):
         preference = wishes.tile_kernels
     preferred = () if preference == "auto" else (preference,)
-    for backend in (*preferred, *ORDER[wishes.device], REFERENCE):
+    implemented = {backend.name for backend in spec.backends}
+    for backend in dict.fromkeys((*preferred, *ORDER[wishes.device], REFERENCE)):
         function = _implementation(spec, backend, wishes)
         if not isinstance(function, str):
             reason = (
@@ -161,7 +162,7 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
             )
             return Operator(spec, backend, function, reason, wishes.strict)
         why.append(f"{backend} {function}")
-        if backend in preferred:
+        if backend in preferred or (wishes.strict and backend in implemented):
             message = f"operator {spec.name}: backend {backend} {function}"
             if wishes.strict:
                 raise ConfigError(f"{message}; strict mode allows no other")
@@ -173,17 +174,17 @@ def _implementation(spec: OpSpec, backend: str, wishes: Wishes) -> Callable[...,
     """The function of a backend, or why it cannot run here."""
     if backend == REFERENCE:
         return spec.reference
-    found: Backend | None = next((b for b in spec.backends if b.name == backend), None)
-    if found is None:
-        return "does not implement it"
-    if wishes.batch_invariant and not found.batch_invariant:
-        return "is not batch-invariant"
     if backend == "tilelang" and wishes.without_tilelang:
         return "is simulated to be absent"
     package = PACKAGES.get(backend)
     if package is not None and importlib.util.find_spec(package) is None:
         return f"needs the package {package}"
-    if backend == "triton" and wishes.device == "cpu" and not _interpreted():
+    found: Backend | None = next((b for b in spec.backends if b.name == backend), None)
+    if found is None:
+        return "does not implement it"
+    if wishes.batch_invariant and not found.batch_invariant:
+        return "is not batch-invariant"
+    if package == "triton" and wishes.device == "cpu" and not _interpreted():
         return "needs a CUDA GPU"
     module, name = found.function.split(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -32,7 +32,7 @@ from deepinfer.model.step import StepLayout
 from deepinfer.ops.select import Operator
 
 Patch = AbstractContextManager[Any]
-LATE_KEYS = 8
+LATE_KEYS = 128
 Breakage = Callable[[LLM], Patch]
 
 

@@ -106,3 +106,36 @@ def test_stop_strings_are_refused(run: Callable[..., tuple[int, str, str]]) -> N
     status, _, err = run("--stop", "x", "--message", "Hello!")
     assert status == 2
     assert "--stop" in err
+
+
+def test_tokens_that_stop_have_no_text(llm: LLM) -> None:
+    """The same reply as `generate` gives, whatever the stop token is."""
+    whole = Conversation(llm, GREEDY, None, thinking=False)
+    converted = whole.format.convert([{"role": "user", "content": "What is 2+2?"}], thinking=False)
+    prompt = whole.format.encode(converted)
+    for stop in llm.generate(prompt, GREEDY)[0].outputs[0].token_ids:
+        params = SamplingParams(max_tokens=60, temperature=0.0, stop_token_ids=[stop])
+        expected = llm.generate(prompt, params)[0].outputs[0].text
+        reply = Conversation(llm, params, None, thinking=False).ask("What is 2+2?", None)
+        assert reply.text == expected
+
+
+@pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
+def test_log_probabilities_are_refused(
+    option: str, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, _, err = run(option, "1", "--message", "Hello!")
+    assert status == 2
+    assert "log-probabilities" in err
+
+
+def test_text_that_is_no_utf8_is_refused_alone(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, _, err = run("--message", "a\udcffb")
+    assert (status, err) == (2, "error: a message is not valid UTF-8 text\n")
+    stdin = io.TextIOWrapper(io.BytesIO(b"a\xffb\nWhat is 347 + 58?\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    status, out, err = run()
+    assert (status, out) == (0, "405\n")
+    assert "not valid UTF-8" in err

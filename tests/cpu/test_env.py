@@ -35,6 +35,16 @@ def test_legal_values(name: str, text: str, setting: str, value: object) -> None
     assert read_environment({name: text, "HOME": "x"}) == {setting: value}
 
 
+@pytest.mark.parametrize(("name", "near"), [
+    ("DEEPINFER_OPS_STRCT", "DEEPINFER_OPS_STRICT"), ("DEEPINFER_OPS_", "DEEPINFER_OPS_STRICT"),
+    ("DEEPINFER_OPS_BACKENDS", "DEEPINFER_OPS_BACKEND"), ("DEEPINFER_OPS_rope", "DEEPINFER_"),
+])  # fmt: skip
+def test_slips_of_variables_are_no_operators(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is unknown; did you mean {near}"):
+        read_environment({name: "1"})
+    assert read_environment({"DEEPINFER_OPS_ROPE": ""}) == {}
+
+
 def test_operators_one_by_one() -> None:
     found = read_environment({"DEEPINFER_OPS_ROPE": "ref", "DEEPINFER_OPS_RMS_NORM": "triton"})
     assert found == {"op": ("rope=ref", "rms_norm=triton")}

@@ -44,7 +44,10 @@ def test_wishes_for_tile_kernels_reach_its_operators_only() -> None:
         ({"operators": {"rmsnorm": "ref"}}, "'rmsnorm' is unknown; did you mean 'rms_norm'?"),
         ({"backend": "cuda"}, "operator backend 'cuda'; expected one of auto, "),
         ({"operators": {"rope": "cute"}}, "operator backend 'cute'; expected one of auto, "),
-        ({"operators": {"rope": "tilelang"}}, "rope: backend tilelang does not implement it"),
+        (
+            {"operators": {"rope": "tilelang"}},
+            "rope: backend tilelang needs the package tile_kernels",
+        ),
         ({"backend": "tilelang", "strict": True}, "strict mode allows no other"),
     ],
 )
@@ -135,3 +138,31 @@ def test_the_whole_model_on_kernels(folder: Path) -> None:
     assert all(o.backend == "triton" and not o.fallbacks for o in operators)
     called = {o.spec.name for o in operators if o.calls}
     assert {"sparse_attention", "paged_index_scores", "topk_select", "candidate_scores"} <= called
+
+
+@pytest.mark.parametrize("backend", ["triton", "triton_split"])
+def test_every_triton_backend_needs_a_gpu(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_interpreted", lambda: False)
+    with pytest.raises(ConfigError, match="needs a CUDA GPU"):
+        choice("sparse_attention", device="cpu", operators={"sparse_attention": backend})
+
+
+def test_strict_mode_wants_kernels_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    fallback = choice(device="cuda")
+    assert (fallback.backend, fallback.reason) == ("ref", "triton needs the package triton")
+    with pytest.raises(ConfigError, match="needs the package triton; strict mode"):
+        choice(device="cuda", strict=True)
+
+
+def test_simulated_absence_is_the_reason() -> None:
+    with pytest.raises(ConfigError, match="backend tilelang is simulated to be absent"):
+        choice(operators={"rope": "tilelang"}, without_tilelang=True)
+
+
+def test_the_command_line_comes_before_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFER_OPS_SPARSE_ATTENTION", "triton")
+    options = EngineOptions(str(folder), device="cpu", sparse_mla_backend="ref")
+    assert choose_operators(options).sparse_attention.backend == "ref"
