@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ class Resources:
     registers: int
     stack: int
     shared: int
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 def compile_sm90(signature: Signature) -> Resources:

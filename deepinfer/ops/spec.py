@@ -11,8 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from deepinfer.errors import Unsupported as Unsupported
-
 Arguments = dict[str, Any]
 
 

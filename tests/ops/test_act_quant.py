@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from deepinfer import numerics
+from deepinfer.errors import Unsupported
 from deepinfer.ops.act_quant import act_quant, fp4_quantise, fp8_quantise, mxfp4_quantise
 from deepinfer.ops.act_quant import triton as kernels
 from deepinfer.ops.kv_records import pack_compressed, pack_index_key, pack_window
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.bfloat16, torch.float32]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.candidate_blocks import (
     candidate_block_list,
     candidate_blocks,
@@ -13,7 +14,6 @@ from deepinfer.ops.candidate_blocks import triton as kernels
 from deepinfer.ops.entry_places import entry_places
 from deepinfer.ops.entry_places.triton import entry_places as entry_places_kernel
 from deepinfer.ops.registry import specs
-from deepinfer.ops.spec import Unsupported
 from deepinfer.ops.topk_select import topk_select
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.compress import compress_groups, pool_groups, store_groups
 from deepinfer.ops.compress import triton as kernels
 from deepinfer.ops.rms_norm import rms_norm
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DIM, EPS = 64, 1e-20

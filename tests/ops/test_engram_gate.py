@@ -6,9 +6,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.engram_gate import engram_gate
 from deepinfer.ops.engram_gate.spec import SPECS, draw
-from deepinfer.ops.spec import Case, Tolerance, Unsupported
+from deepinfer.ops.spec import Case, Tolerance
 from deepinfer.testing.operators import check_case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

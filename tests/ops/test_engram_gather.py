@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.engram_gather import engram_gather
 from deepinfer.ops.engram_gather.spec import draw
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -5,9 +5,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.engram_hash import engram_hash
 from deepinfer.ops.engram_hash.spec import draw
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

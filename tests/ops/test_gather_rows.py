@@ -5,8 +5,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.gather_rows import gather_rows
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

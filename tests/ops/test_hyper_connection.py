@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops import hyper_connection as reference
 from deepinfer.ops.hyper_connection.spec import SPECS, draw
 from deepinfer.ops.rms_norm import rms_norm
-from deepinfer.ops.spec import Arguments, Case, Tolerance, Unsupported
+from deepinfer.ops.spec import Arguments, Case, Tolerance
 from deepinfer.testing.operators import check_case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.numerics import unpack_e2m1
 from deepinfer.ops.index_scores import candidate_scores, paged_index_scores
 from deepinfer.ops.index_scores import triton as kernels
 from deepinfer.ops.kv_records import unpack_index_key
 from deepinfer.ops.registry import specs
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops import kv_records as reference
 from deepinfer.ops.kv_records import triton as kernels
 from deepinfer.ops.kv_records.spec import SPECS, poisoned
@@ -13,7 +14,6 @@ from deepinfer.ops.rms_norm import rms_norm
 from deepinfer.ops.rms_norm.spec import EPS, exact_rows, weights
 from deepinfer.ops.rope import rope
 from deepinfer.ops.rope.spec import exact_rotations
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKENDS = pytest.mark.parametrize("module", [reference, kernels], ids=["reference", "triton"])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.outliers import count_outliers
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

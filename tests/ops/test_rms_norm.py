@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.act_quant import act_quant
 from deepinfer.ops.rms_norm import rms_norm
 from deepinfer.ops.rms_norm import triton as kernels
 from deepinfer.ops.rms_norm.spec import exact_rows
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

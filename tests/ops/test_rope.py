@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.rope import rope
 from deepinfer.ops.rope import triton as kernels
 from deepinfer.ops.rope.spec import rotations_of
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

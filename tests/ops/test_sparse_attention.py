@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.records import channels, compressed_tile, window_tile
 from deepinfer.ops.kv_records import (
     pack_compressed,
@@ -22,7 +23,7 @@ from deepinfer.ops.sparse_attention.decode import sparse_attention_split
 from deepinfer.ops.sparse_attention.reference import sparse_attention as reference
 from deepinfer.ops.sparse_attention.spec import SPECS, make_arguments, moved
 from deepinfer.ops.sparse_attention.triton import sparse_attention
-from deepinfer.ops.spec import Arguments, Case, Unsupported
+from deepinfer.ops.spec import Arguments, Case
 from deepinfer.testing.operators import check_case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

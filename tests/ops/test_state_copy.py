@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops import state_copy as reference
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops import step_metadata as reference
-from deepinfer.ops.spec import Unsupported
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RING, RINGS, WINDOW = 7, 6, 5

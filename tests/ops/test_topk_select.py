@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.ops.spec import Unsupported
+from deepinfer.errors import Unsupported
 from deepinfer.ops.topk_select import topk_select
 from deepinfer.ops.topk_select import triton as kernels
 

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP4_GROUP, FP8_GROUP, MXFP4_GROUP
-from deepinfer.ops.spec import Unsupported
 
 TILE = 2048  # values of one program
 

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 from deepinfer.ops.topk_select.triton import select_rows
 
 TILE = 2048  # scores of one program

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.rms_norm.triton import normalise_rounded
-from deepinfer.ops.spec import Unsupported
 
 TILE = 1024  # channels of one program
 

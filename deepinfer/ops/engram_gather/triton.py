@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP8_GROUP
-from deepinfer.ops.spec import Unsupported
 
 _ROWS = 8
 

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 _BLOCK = 2048
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

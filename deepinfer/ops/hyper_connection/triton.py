@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import DOT_DTYPE, require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 _ROWS = 64  # rows of a program of the first kernel
 _BLOCK = 32  # channels of its tiles

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import DOT_DTYPE, INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import MXFP4_GROUP
-from deepinfer.ops.spec import Unsupported
 
 TILE = 128  # entries of one matrix product
 MAX_WIDTH = 65535 * TILE  # what the second axis of a grid allows

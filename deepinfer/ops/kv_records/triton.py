@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
@@ -23,7 +24,6 @@ from deepinfer.ops.act_quant.triton import (
 )
 from deepinfer.ops.rms_norm.triton import load_rows, normalise_rounded
 from deepinfer.ops.rope.triton import real_rotations, rotate_tail
-from deepinfer.ops.spec import Unsupported
 
 STORE_TILE = 2048  # values of one program
 LOAD_TILE = 2048

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 _ROWS = 16
 _BLOCK = 512

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP8_GROUP
 from deepinfer.ops.act_quant.triton import flat_rows, round_fp8
-from deepinfer.ops.spec import Unsupported
 
 TILE = 2048  # values of one program and pass, in rows of less than the largest chunk
 _LARGEST_CHUNK = 1024

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.act_quant.triton import flat_rows
-from deepinfer.ops.spec import Unsupported
 
 TILE = 4096  # values of one program
 _MOST_ROWS = 64

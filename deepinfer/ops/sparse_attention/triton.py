@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.formats import narrow
 from deepinfer.kernels.launch import DOT_DTYPE, require_gpu
 from deepinfer.kernels.records import UNIT, channels, compressed_tile, window_tile
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 LOG2E = 1.4426950408889634
 # Sizes of a call, which need no kernel of their own.

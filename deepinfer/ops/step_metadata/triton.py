@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 _ROWS = 8  # rows of a program with a window
 _FLAT = 256  # rows of the other programs

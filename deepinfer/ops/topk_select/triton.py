@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.spec import Unsupported
 
 SMALL_CHUNK, CHUNK = 4096, 8192  # scores of one program; counts share an int32: at most 2^15
 MAX_SELECTED = 4096  # half a chunk, so that every level leaves half of the scores or less
