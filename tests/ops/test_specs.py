@@ -1,25 +1,25 @@
-"""Every operator's small cases through Triton's interpreter, against the reference.
+"""Every operator's small cases on every backend, against the reference.
 
-The interpreter must be switched on before kernels are imported: run by `tests/ops/conftest.py`.
+Without a GPU kernels run in Triton's interpreter, which tests/conftest.py switches on.
 """
 
 import pytest
 import torch
 
 from deepinfer.ops.registry import specs
-from deepinfer.ops.spec import Case, OpSpec
+from deepinfer.ops.spec import Backend, Case, OpSpec
 from deepinfer.testing.operators import check_case, load_backend
 
-PAIRS = [
-    pytest.param(spec, case, id=f"{spec.name}-{case.name}")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CASES = [
+    pytest.param(spec, backend, case, id=f"{spec.name}-{backend.name}-{case.name}")
     for spec in specs().values()
+    for backend in spec.backends
     for case in spec.cases()
     if case.kind != "released"
 ]
 
 
-@pytest.mark.parametrize(("spec", "case"), PAIRS)
-def test_triton_equals_reference(spec: OpSpec, case: Case) -> None:
-    for backend in spec.backends:
-        if backend.name == "triton":
-            check_case(spec, load_backend(backend), case, torch.device("cpu"))
+@pytest.mark.parametrize(("spec", "backend", "case"), CASES)
+def test_backend_equals_reference(spec: OpSpec, backend: Backend, case: Case) -> None:
+    check_case(spec, load_backend(backend), case, DEVICE)
