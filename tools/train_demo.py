@@ -169,7 +169,7 @@ def main() -> None:
     write_checkpoint(arguments.out, config_json, tokenizer, values)
     record = {
         "seed": arguments.seed,
-        "continued_from": str(arguments.continue_from or ""),
+        "continued_from": arguments.continue_from.name if arguments.continue_from else "",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "settings": {

@@ -22,9 +22,10 @@ def choice(name: str = "rms_norm", **wishes: object) -> Operator:
 
 def test_order_and_wishes() -> None:
     assert choice(device="cpu").backend == "ref"
-    assert choice(device="cuda").backend == "triton"
-    assert choice(device="cuda", backend="ref").backend == "ref"
-    assert choice(device="cuda", operators={"rms_norm": "ref"}).backend == "ref"
+    assert choice(device="cuda").backend == "ref"
+    assert choice(device="cuda", backend="triton").backend == "triton"
+    mixed = choice(device="cuda", backend="triton", operators={"rms_norm": "ref"})
+    assert mixed.backend == "ref"
     demanded = choice(device="cuda", backend="ref", operators={"rms_norm": "triton"})
     assert (demanded.backend, demanded.reason) == ("triton", "demanded")
     other = choice("rope", device="cuda", backend="ref", operators={"rms_norm": "triton"})
@@ -32,10 +33,10 @@ def test_order_and_wishes() -> None:
 
 
 def test_wishes_for_tile_kernels_reach_its_operators_only() -> None:
-    wishes = {"device": "cuda", "tile_kernels": "ref"}
-    assert choice("rope", **wishes).backend == "ref"
-    assert choice("topk_select", **wishes).backend == "triton"
-    assert choice("rope", backend="triton", **wishes).backend == "ref"
+    for others, tiles in (("triton", "ref"), ("ref", "triton")):
+        wishes = {"device": "cuda", "backend": others, "tile_kernels": tiles}
+        assert choice("rope", **wishes).backend == tiles
+        assert choice("topk_select", **wishes).backend == others
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,8 @@ def test_only_invariant_backends_when_asked(monkeypatch: pytest.MonkeyPatch) -> 
     loose = tuple(dataclasses.replace(b, batch_invariant=False) for b in spec.backends)
     known = {"rms_norm": dataclasses.replace(spec, backends=loose)}
     monkeypatch.setattr(selection, "specs", lambda: known)
-    assert choice(device="cuda").backend == "triton"
-    assert choice(device="cuda", batch_invariant=True).backend == "ref"
+    assert choice(device="cuda", backend="triton").backend == "triton"
+    assert choice(device="cuda", backend="triton", batch_invariant=True).backend == "ref"
 
 
 def refuse(*arguments: object, **more: object) -> object:
@@ -149,10 +150,10 @@ def test_every_triton_backend_needs_a_gpu(backend: str, monkeypatch: pytest.Monk
 
 def test_strict_mode_wants_kernels_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    fallback = choice(device="cuda")
+    fallback = choice(device="cuda", backend="triton")
     assert (fallback.backend, fallback.reason) == ("ref", "triton needs the package triton")
     with pytest.raises(ConfigError, match="needs the package triton; strict mode"):
-        choice(device="cuda", strict=True)
+        choice(device="cuda", backend="triton", strict=True)
 
 
 def test_simulated_absence_is_the_reason() -> None:
