@@ -50,7 +50,13 @@ def decode_e8m0(code):
 def encode_e4m3(x):
     """e4m3 byte (uint8) of float32 `x`, to nearest, ties to even, clamped to 448; NaN is 0x7F."""
     if not _ON_BITS:
-        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        # One value to a register: of values converted in pairs, as `x.to(tl.float8e4nv)` does, the
+        # ptxas of Triton 3.6 reads the second byte before it is there, unless pairs are stored.
+        code = tl.inline_asm_elementwise(
+            "{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, 0f00000000, $1; cvt.u32.u16 $0, t; }",
+            "=r,f", [x], dtype=tl.uint32, is_pure=True, pack=1,
+        )  # fmt: skip
+        return code.to(tl.uint8)
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     magnitude = bits & 0x7FFFFFFF
