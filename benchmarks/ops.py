@@ -1,8 +1,9 @@
 """Speed of every operator at released sizes, beside its ceiling and its reference in the same run.
 
-`python benchmarks/ops.py --out benchmarks/results/h200.jsonl` measures on the GPU of this machine.
+`python benchmarks/ops.py --out benchmarks/results/ops.jsonl` measures on the GPU of this machine.
 A backend is timed only after it gave the reference's answer to the same case in this run; others
-get a row that says what was wrong. Rows are JSON, one per operator, case and backend.
+get a row that says what was wrong. Rows are JSON, one per operator, case and backend or baseline;
+baselines are not judged. The first row holds the ceilings that all shares are of.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from typing import Any
 
 import torch
 import triton
-from timing import Timing, copy_bandwidth, matrix_throughput, measure
+from baselines import baselines
+from timing import Timing, copy_bandwidth, fp8_throughput, matrix_throughput, measure
 
 from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import Case, OpSpec, size_of
@@ -28,45 +30,70 @@ _MOST_COPIES = 64
 Row = dict[str, Any]
 
 
+def _copy(value: Any) -> Any:
+    """The same values in other memory, with the same strides."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    size = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    if size > 4 * value.numel():  # rows far apart: the whole of it would not fit
+        return value
+    # On the host it stays where it is: pinned memory has no cache to rotate out of.
+    if value.device.type != "cuda":
+        return value
+    memory = torch.empty(size, dtype=value.dtype, device=value.device)
+    return memory.as_strided(value.shape, value.stride()).copy_(value)
+
+
 def _copies(case: Case) -> list[dict[str, Any]]:
     first = case.arguments(DEVICE)
     tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
     count = min(_MOST_COPIES, max(1, -(-_ROTATED // max(1, size_of(*tensors)))))
-    return [first, *(case.arguments(DEVICE) for _ in range(count - 1))]
+    others = [{name: _copy(value) for name, value in first.items()} for _ in range(count - 1)]
+    return [first, *others]
 
 
-def _time(function: Callable[..., Any], case: Case) -> Timing:
+def _rows(copy: dict[str, Any]) -> int:
+    first = next(value for value in copy.values() if isinstance(value, torch.Tensor))
+    return first.shape[0]
+
+
+def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iterator[Row]:
+    """Rows of the reference, of every backend and of every baseline."""
     copies = _copies(case)
-    return measure([lambda given=given: function(**given) for given in copies])
+    work = spec.work(copies[0])
+    known = {"operator": spec.name, "case": case.name, "rows": _rows(copies[0])}
+    reference: Timing | None = None
 
+    def row(backend: str, timing: Timing) -> Row:
+        seconds = timing.median * 1e-6
+        found = {
+            **known, "backend": backend, **asdict(timing), "bytes": work.bytes,
+            "flops": work.flops,
+            "share_of_copy": work.bytes / seconds / ceilings["copy_bytes_per_s"],
+            "share_of_matrix": work.flops / seconds / ceilings["matrix_flops_per_s"],
+            "share_of_fp8": work.flops / seconds / ceilings["fp8_flops_per_s"],
+        }  # fmt: skip
+        if reference is not None:
+            found["times_ref"] = reference.median / timing.median
+        return found
 
-def _row(spec: OpSpec, case: Case, backend: str, timing: Timing, ceilings: Row) -> Row:
-    work = spec.work(case.arguments(DEVICE))
-    seconds = timing.median * 1e-6
-    return {
-        "operator": spec.name, "case": case.name, "backend": backend, **asdict(timing),
-        "bytes": work.bytes, "flops": work.flops,
-        "share_of_copy": work.bytes / seconds / ceilings["copy_bytes_per_s"],
-        "share_of_matrix": work.flops / seconds / ceilings["matrix_flops_per_s"],
-    }  # fmt: skip
+    def timed(function: Callable[..., Any]) -> Timing:
+        return measure([lambda given=given: function(**given) for given in copies])
 
-
-def measure_case(spec: OpSpec, case: Case, ceilings: Row) -> Iterator[Row]:
-    """Rows of the reference and of every backend."""
-    reference = _time(spec.reference, case)
-    yield _row(spec, case, "ref", reference, ceilings)
+    reference = timed(spec.reference)
+    yield row("ref", reference)
     for backend in spec.backends:
-        known = {"operator": spec.name, "case": case.name, "backend": backend.name}
         try:
             function = load_backend(backend)
             check_case(spec, function, case, DEVICE)
         except Exception as error:
             # A failed case is a result, and the other operators are still to be measured.
-            yield {**known, "failed": f"{type(error).__name__}: {error}"[:300]}
+            failed = f"{type(error).__name__}: {error}"[:300]
+            yield {**known, "backend": backend.name, "failed": failed}
             continue
-        timing = _time(function, case)
-        row = _row(spec, case, backend.name, timing, ceilings)
-        yield {**row, "times_ref": reference.median / timing.median}
+        yield row(backend.name, timed(function))
+    for name, make in baselines(spec.name, spec.reference, largest):
+        yield {**row(name, measure([make(given) for given in copies])), "baseline": True}
 
 
 def environment() -> Row:
@@ -77,6 +104,7 @@ def environment() -> Row:
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "triton": triton.__version__, "revision": done.stdout.strip(),
         "copy_bytes_per_s": copy_bandwidth(), "matrix_flops_per_s": matrix_throughput(),
+        "fp8_flops_per_s": fp8_throughput(),
     }  # fmt: skip
 
 
@@ -86,7 +114,7 @@ def _line(row: Row) -> str:
         return f"{name}: {row['failed']}"
     text = f"{name}: {row['median']:.1f} us, {row['share_of_copy']:.0%} of copy"
     if row["flops"]:
-        text += f", {row['share_of_matrix']:.0%} of matrix"
+        text += f", {row['flops'] / row['median'] * 1e-6:.0f} TFLOP/s"
     return text + (f", {row['times_ref']:.1f} x ref" if "times_ref" in row else "")
 
 
@@ -102,15 +130,19 @@ def main() -> int:
         return 2
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     ceilings = environment()
+    print(json.dumps(ceilings), flush=True)
     rows: list[Row] = [ceilings]
     for spec in specs().values():
-        for case in spec.cases():
-            chosen = not arguments.op or spec.name in arguments.op
-            if case.kind == "released" and chosen and (arguments.case or "") in case.name:
-                for row in measure_case(spec, case, ceilings):
-                    rows.append(row)
-                    print(_line(row), flush=True)
-                arguments.out.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        if arguments.op and spec.name not in arguments.op:
+            continue
+        cases = [c for c in spec.cases() if c.kind == "released"]
+        cases = [c for c in cases if (arguments.case or "") in c.name]
+        for case in cases:
+            for row in measure_case(spec, case, ceilings, case is cases[-1]):
+                rows.append(row)
+                print(_line(row), flush=True)
+            arguments.out.write_text("".join(json.dumps(r) + "\n" for r in rows))
+            torch.cuda.empty_cache()
     return 1 if any("failed" in row for row in rows) else 0
 
 

@@ -34,7 +34,8 @@ def test_there_and_back() -> None:
 def test_conjugated_rotations_are_the_inverse() -> None:
     x, rotations = torch.randn(4, 64, device=DEVICE), turns(4, dim=64)
     expected = kernels.rope(x, rotations, inverse=True)
-    assert torch.equal(kernels.rope(x, rotations.conj()), expected)
+    # A compiler may fuse either product of a sum with it, and not the same one in both.
+    torch.testing.assert_close(kernels.rope(x, rotations.conj()), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_row_alone_gives_what_it_gives_among_others() -> None:
