@@ -78,6 +78,7 @@ def wishes(config: EngineConfig) -> Wishes:
     operators = dict(entry.split("=", 1) for entry in config.op)
     return Wishes(
         device=config.device,
+        gpu=torch.cuda.get_device_name() if config.device == "cuda" else "",
         backend=config.ops_backend,
         operators=operators,
         tile_kernels={"tile": "tilelang"}.get(config.kernels, config.kernels),

@@ -1,9 +1,9 @@
 """Which implementation of every operator runs: decided once, when a model is built.
 
 Knows backends by name and the user's wishes; must not know what an operator computes. The user's
-word for an operator comes first, then the word for all operators, then the order ORDER. What an
-implementation refuses falls back to the reference: said once with the reason, counted, and an error
-in strict mode.
+word for an operator comes first, then the word for all operators, then the fastest measured on this
+GPU, then the order ORDER. What an implementation refuses falls back to the reference: said once
+with the reason, counted, and an error in strict mode.
 """
 
 import difflib
@@ -18,13 +18,18 @@ from deepinfer.errors import ConfigError, Unsupported
 from deepinfer.log import warn_once
 from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import Backend, OpSpec
+from deepinfer.ops.winners import ByRows, describe, winners
 
 REFERENCE = "ref"
-# Kernels run when asked for. They come first on a GPU once `make gpu` has passed there.
-ORDER = {"cuda": (REFERENCE,), "cpu": (REFERENCE,)}
+ORDER = {"cuda": ("triton", REFERENCE), "cpu": (REFERENCE,)}
 TILE = "tile_kernels."  # how calls of that library begin in `stands_for`
 # What a backend's name needs besides this package.
-PACKAGES = {"triton": "triton", "triton_split": "triton", "tilelang": "tile_kernels"}
+PACKAGES = {"tilelang": "tile_kernels"}
+
+
+def package_of(backend: str) -> str | None:
+    """The package that a backend needs, by its name: triton, triton_split and so on need Triton."""
+    return "triton" if backend.startswith("triton") else PACKAGES.get(backend)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class Wishes:
 
     Attributes:
         device: "cuda" or "cpu".
-        backend: preferred backend of every operator, "auto" for ORDER.
+        gpu: its name, for what was measured there.
+        backend: preferred backend of every operator, "auto" for what was measured, else ORDER.
         operators: backend by operator name; these are demands, not preferences.
         tile_kernels: preferred backend of the operators that stand for calls of TileKernels.
         strict: a fallback is an error.
@@ -42,6 +48,7 @@ class Wishes:
     """
 
     device: str = "cpu"
+    gpu: str = ""
     backend: str = "auto"
     operators: Mapping[str, str] = field(default_factory=dict)
     tile_kernels: str = "auto"
@@ -122,7 +129,7 @@ def references() -> Operators:
 def backend_names(known: Mapping[str, OpSpec]) -> list[str]:
     """Backends that may be asked for."""
     named = {backend.name for spec in known.values() for backend in spec.backends}
-    return sorted(named | set(PACKAGES) | {REFERENCE})
+    return sorted(named | set(PACKAGES) | {REFERENCE, "triton"})
 
 
 def _check_names(wishes: Wishes, known: Mapping[str, OpSpec]) -> None:
@@ -149,6 +156,9 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
     preference = wishes.backend
     if wishes.tile_kernels != "auto" and any(c.startswith(TILE) for c in spec.stands_for):
         preference = wishes.tile_kernels
+    measured = _fastest(spec, preference, wishes)
+    if measured is not None:
+        return measured
     preferred = () if preference == "auto" else (preference,)
     implemented = {backend.name for backend in spec.backends}
     for backend in dict.fromkeys((*preferred, *ORDER[wishes.device], REFERENCE)):
@@ -169,13 +179,33 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
     raise AssertionError("the reference can always run")
 
 
+def _fastest(spec: OpSpec, preference: str, wishes: Wishes) -> Operator | None:
+    """What was measured, if nothing speaks against it.
+
+    A preference for Triton is one for any of its kernels. Kernels of one operator agree within
+    rounding only: which one runs may not depend on the rows where results may not.
+    """
+    buckets = winners(wishes.gpu).get(spec.name, ())
+    if not buckets or preference not in ("auto", "triton") or wishes.batch_invariant:
+        return None
+    found: list[tuple[int | None, Callable[..., Any]]] = []
+    for bucket in buckets:
+        function = _implementation(spec, bucket.backend, wishes)
+        if isinstance(function, str):
+            return None
+        found.append((bucket.rows, function))
+    return Operator(
+        spec, describe(buckets), ByRows(found), f"fastest on {wishes.gpu}", wishes.strict
+    )
+
+
 def _implementation(spec: OpSpec, backend: str, wishes: Wishes) -> Callable[..., Any] | str:
     """The function of a backend, or why it cannot run here."""
     if backend == REFERENCE:
         return spec.reference
     if backend == "tilelang" and wishes.without_tilelang:
         return "is simulated to be absent"
-    package = PACKAGES.get(backend)
+    package = package_of(backend)
     if package is not None and importlib.util.find_spec(package) is None:
         return f"needs the package {package}"
     found: Backend | None = next((b for b in spec.backends if b.name == backend), None)

@@ -22,7 +22,8 @@ def choice(name: str = "rms_norm", **wishes: object) -> Operator:
 
 def test_order_and_wishes() -> None:
     assert choice(device="cpu").backend == "ref"
-    assert choice(device="cuda").backend == "ref"
+    assert choice(device="cuda").backend == "triton"
+    assert choice(device="cuda", backend="ref").backend == "ref"
     assert choice(device="cuda", backend="triton").backend == "triton"
     mixed = choice(device="cuda", backend="triton", operators={"rms_norm": "ref"})
     assert mixed.backend == "ref"
@@ -103,6 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_environment_and_options_reach_the_choice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(selection, "_interpreted", lambda: True)
     monkeypatch.setenv("DEEPINFER_OPS_ROPE", "triton")
     monkeypatch.setenv("DEEPINFER_OPS_RMS_NORM", "triton")
     monkeypatch.setenv("DEEPINFER_SPARSE_MLA_BACKEND", "triton_split")
