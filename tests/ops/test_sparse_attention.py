@@ -19,7 +19,7 @@ from deepinfer.ops.kv_records import (
     unpack_window,
 )
 from deepinfer.ops.sparse_attention import attention_with_sink
-from deepinfer.ops.sparse_attention.decode import sparse_attention_split
+from deepinfer.ops.sparse_attention.decode import sparse_attention_halves, sparse_attention_split
 from deepinfer.ops.sparse_attention.reference import sparse_attention as reference
 from deepinfer.ops.sparse_attention.spec import SPECS, make_arguments, moved
 from deepinfer.ops.sparse_attention.triton import sparse_attention
@@ -28,7 +28,8 @@ from deepinfer.testing.operators import check_case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"
-BOTH = pytest.mark.parametrize("function", [sparse_attention, sparse_attention_split])
+SPLIT = [sparse_attention_halves, sparse_attention_split]
+BOTH = pytest.mark.parametrize("function", [sparse_attention, *SPLIT])
 Attention = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -40,17 +41,11 @@ def equal(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in SPECS[0].cases() if c.kind == "hostile"], ids=lambda c: c.name
-)
-def test_split_equals_reference(case: Case) -> None:
-    check_case(SPECS[0], sparse_attention_split, case, DEVICE)
-
-
-def test_split_equals_reference_over_several_splits() -> None:
+@pytest.mark.parametrize("function", SPLIT)
+def test_several_splits(function) -> None:  # type: ignore[no-untyped-def]
     sizes = {"D": 128, "W": 130, "K": 200, "share": 0.4}
     case = Case("splits", "tiny", lambda g, d: moved(make_arguments(g, 2, **sizes), d))
-    check_case(SPECS[0], sparse_attention_split, case, DEVICE)
+    check_case(SPECS[0], function, case, DEVICE)
 
 
 @BOTH
@@ -92,7 +87,7 @@ def test_shared_lists_are_repeated_rows(function: Attention) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("function", [reference, sparse_attention, sparse_attention_split])
+@pytest.mark.parametrize("function", [reference, sparse_attention, *SPLIT])
 def test_lists_apart_merge_by_lse(function: Attention, dtype: torch.dtype) -> None:
     a = arguments(2, share=0.7, dtype=dtype)
     a["sink"] = torch.full_like(a["sink"], -torch.inf)

@@ -1,7 +1,7 @@
 """Sparse attention with the keys of a token split over programs, for few rows.
 
-The number of splits depends on the lengths of the key lists only (128 keys each), so a row's
-result is the same whatever rows come with it. Partial results are merged in the order of the keys.
+The number of splits depends on the lengths of the key lists only, so a row's result is the same
+whatever rows come with it. Partial results are merged in the order of the keys.
 """
 
 import torch
@@ -13,6 +13,9 @@ from deepinfer.kernels.formats import narrow
 from deepinfer.kernels.records import UNIT
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.sparse_attention.triton import launch, plan, power_of_two
+
+SPLIT_KEYS = 128
+HALF_KEYS = 320
 
 
 @triton.jit(do_not_specialize=["rows", "heads"])
@@ -46,6 +49,31 @@ def combine_kernel(
     tl.store(out + row * D + at, narrow(mixed, out.dtype.element_ty))
 
 
+def _split(
+    queries: Tensor,
+    window: Tensor,
+    own: Tensor,
+    window_index: Tensor,
+    compressed: Tensor | None,
+    compressed_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    keys: int,
+) -> tuple[Tensor, Tensor]:
+    sums, weights, tops = launch(queries, window, own, window_index, compressed, compressed_index,
+                                 sink, scale, split=keys)  # fmt: skip
+    T, N, D = queries.shape
+    out = torch.empty(T, N, D, dtype=queries.dtype, device=queries.device)
+    lse = torch.empty(T, N, dtype=torch.float32, device=queries.device)
+    if out.numel() == 0:
+        return out, lse
+    combine_kernel[(T * N,)](
+        sums, weights, tops, sink.contiguous(), out, lse, T * N, N, D=D, SPLITS=sums.shape[0],
+        num_warps=max(1, D // 256),
+    )  # fmt: skip
+    return out, lse
+
+
 def sparse_attention_split(
     queries: Tensor,
     window: Tensor,
@@ -63,18 +91,23 @@ def sparse_attention_split(
     Raises:
         Unsupported: as `sparse_attention` of the Triton backend.
     """
-    sums, weights, tops = launch(queries, window, own, window_index, compressed, compressed_index,
-                                 sink, scale, split=True)  # fmt: skip
-    T, N, D = queries.shape
-    out = torch.empty(T, N, D, dtype=queries.dtype, device=queries.device)
-    lse = torch.empty(T, N, dtype=torch.float32, device=queries.device)
-    if out.numel() == 0:
-        return out, lse
-    combine_kernel[(T * N,)](
-        sums, weights, tops, sink.contiguous(), out, lse, T * N, N, D=D, SPLITS=sums.shape[0],
-        num_warps=max(1, D // 256),
-    )  # fmt: skip
-    return out, lse
+    return _split(queries, window, own, window_index, compressed, compressed_index, sink, scale,
+                  SPLIT_KEYS)  # fmt: skip
+
+
+def sparse_attention_halves(
+    queries: Tensor,
+    window: Tensor,
+    own: Tensor,
+    window_index: Tensor,
+    compressed: Tensor | None,
+    compressed_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """As `sparse_attention_split`, with 320 keys for each program: 64 rows fill 128 processors."""
+    return _split(queries, window, own, window_index, compressed, compressed_index, sink, scale,
+                  HALF_KEYS)  # fmt: skip
 
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -87,7 +120,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "rows": "i32",
             "heads": "i32",
         },
-        {"D": 512, "SPLITS": plan(torch.bfloat16, 512, 128, 512).splits},
+        {"D": 512, "SPLITS": plan(torch.bfloat16, 512, 128, 512).splits(SPLIT_KEYS)},
         num_warps=2,
     ),
 )

@@ -164,7 +164,7 @@ def _cases() -> Iterator[Case]:
     yield Case("sinks", "hostile", _sinks)
     yield Case("magnitudes", "hostile", _magnitudes)
     yield Case("strided", "hostile", _strided)
-    for T in (1, 64, 4096):
+    for T in (1, 16, 64, 128, 384, 4096):
         yield Case(f"{T} rows", "released", _released(T))
     yield Case("17 rows, half the keys", "released", _released(17, share=0.5))
     yield Case("17 rows, window only", "released", _released(17, K=None))
@@ -215,6 +215,9 @@ SPECS: tuple[OpSpec, ...] = (
         reference=sparse_attention,
         backends=(
             Backend("triton", "deepinfer.ops.sparse_attention.triton:sparse_attention"),
+            Backend(
+                "triton_halves", "deepinfer.ops.sparse_attention.decode:sparse_attention_halves"
+            ),
             Backend("triton_split", "deepinfer.ops.sparse_attention.decode:sparse_attention_split"),
         ),
         cases=_cases,

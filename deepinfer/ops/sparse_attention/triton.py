@@ -4,12 +4,13 @@ A program walks the token's key lists in tiles, decodes each tile of records in 
 it twice from shared memory: queries times keys, and probabilities times keys. The softmax is
 online in base 2, and its running maximum is an integer: rescaling is exact.
 
-Two implementations, each with one order of sums for any number of rows:
+Three implementations, each with one order of sums for any number of rows:
 
-    sparse_attention        all keys of a token in one program. The one for many rows.
-    sparse_attention_split  (decode.py) 128 keys per program, partial results merged by a second
-                            kernel. The one for up to about 24 rows, where a GPU has programs to
-                            spare; it moves 2 * splits * N * D float32 per row more.
+    sparse_attention         all keys of a token in one program. The one for many rows.
+    sparse_attention_halves  (decode.py) 320 keys per program: two programs at released sizes.
+    sparse_attention_split   (decode.py) 128 keys per program. These two have their partial results
+                             merged by a second kernel, for rows too few to fill a GPU; they move
+                             2 * splits * N * D float32 per row more.
 
 They agree within rounding and not bit for bit: the same bits would need a second accumulator of
 64 x 512 float32, and the registers of an SM hold two and nothing else. So the choice is by name.
@@ -32,7 +33,6 @@ LOG2E = 1.4426950408889634
 # Sizes of a call, which need no kernel of their own.
 _SIZES = ["W", "K", "tiles", "heads", "ring_rows", "window_stride", "compressed_stride"]
 NO_KEY = tl.constexpr(-1.0e30)  # maximum of no scores; finite, so that it can be subtracted
-KEYS_PER_SPLIT = 128
 
 
 @triton.jit
@@ -247,10 +247,9 @@ class Plan:
             "STAGES": self.stages,
         }
 
-    @property
-    def splits(self) -> int:
-        """Programs that share the keys of a token."""
-        return -(-self.tiles // max(1, KEYS_PER_SPLIT // self.keys))
+    def splits(self, keys: int) -> int:
+        """Programs that share the keys of a token when each takes `keys` of them."""
+        return -(-self.tiles // max(1, keys // self.keys))
 
 
 def plan(dtype: torch.dtype, D: int, W: int, K: int) -> Plan:
@@ -295,9 +294,9 @@ def launch(
     compressed_index: Tensor | None,
     sink: Tensor,
     scale: float,
-    split: bool,
+    split: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Run the kernel: (out, lse, None), or with `split` the partial (sums, weights, maxima).
+    """Run the kernel: (out, lse, None), or partial (sums, weights, maxima) of `split` keys each.
 
     Queries and index lists may be strided by rows, records too; other layouts are copied.
     """
@@ -319,7 +318,7 @@ def launch(
     cut = plan(queries.dtype, D, W, K)
     stores = (window, own, compressed)
     wide = all(x.data_ptr() % 4 == 0 and x.stride(0) % 4 == 0 for x in stores)
-    splits = cut.splits if split else 1
+    splits = cut.splits(split) if split else 1
     shape = (splits, T, N) if split else (T, N)
     out = torch.empty(*shape, D, dtype=torch.float32 if split else queries.dtype,
                       device=queries.device)  # fmt: skip
@@ -332,7 +331,7 @@ def launch(
         out, lse, lse if tops is None else tops, W, K, -(-cut.tiles // splits), N, window.shape[0],
         queries.stride(0), queries.stride(1), window_index.stride(0), compressed_index.stride(0),
         scale * LOG2E / UNIT.value, RING_ROW=window.stride(0), OWN_ROW=own.stride(0),
-        COMPRESSED_ROW=compressed.stride(0), WIDE=wide, SPLIT=split, dot=DOT_DTYPE,
+        COMPRESSED_ROW=compressed.stride(0), WIDE=wide, SPLIT=split > 0, dot=DOT_DTYPE,
         num_warps=cut.warps, num_stages=cut.stages, **cut.constants(D, W, K),
     )  # fmt: skip
     return out, lse, tops
@@ -354,7 +353,7 @@ def sparse_attention(
         Unsupported: other dtypes or head dims than the contract's, or no GPU.
     """
     out, lse, _ = launch(queries, window, own, window_index, compressed, compressed_index, sink,
-                         scale, split=False)  # fmt: skip
+                         scale, split=0)  # fmt: skip
     return out, lse
 
 
