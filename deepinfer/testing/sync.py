@@ -3,6 +3,7 @@
 Knows which operations bring values to the host; must not know operators.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,7 +53,9 @@ def forbid_sync() -> Iterator[None]:
         return
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says once that it does not see everything
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
