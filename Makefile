@@ -41,8 +41,8 @@ demo: $(STAMP) ## set up, then ask the shipped model a few questions, or PROMPT
 test: $(STAMP) ## set up, then run the tests
 	$(BIN)/python -m pytest
 
-test-slow: $(STAMP) ## set up, then run the tests marked slow
-	$(BIN)/python -m pytest -m slow
+test-slow: $(STAMP) ## set up, then run the tests marked slow, a process for each core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto
 
 check: $(STAMP) ## set up, then check style, types, layering, docs and sizes
 	$(BIN)/ruff check .

@@ -2,14 +2,19 @@
 
 Knows tiles, groups and the workspace between the two kernels; must not know the sublayers.
 
-The first kernel expands the streams, collapses them and multiplies them with `fn`. Its products
-over a group of 64 channels of all streams are one partial sum; a program takes one group, or with
-many rows _FOLD of them, which it adds in the order in which the finishing kernel adds those of
-separate programs. So even one row occupies 80 processors at the released width, and its result
-does not depend on the rows beside it. The second kernel adds the partial sums, makes the
-coefficients, and normalises the collapsed row in place.
+The first kernel expands the streams, collapses them and multiplies them with `fn`. A program owns
+a group of channels of all streams: it keeps the weights of its channels in shared memory and walks
+over blocks of rows, so `fn` is read a few times however many rows there are, and even one row
+occupies 80 processors at the released width. The products of a row with one group are one partial
+sum; how many rows a program takes changes none of them. The second kernel adds the partial sums,
+makes the coefficients, and normalises the collapsed row in place.
 """
 
+# Kernels make tuples grow by addition: Triton compiles no unpacking into them.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, var-annotated, possibly-undefined"
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +24,37 @@ from torch import Tensor
 
 from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
-from deepinfer.kernels.launch import DOT_DTYPE, require_gpu
+from deepinfer.kernels.launch import DOT_DTYPE, INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
 
-_ROWS = 64  # rows of a program of the first kernel
-_BLOCK = 32  # channels of its tiles
-_GROUP = 64  # channels of a partial sum
-_FOLD = 4  # groups that a program adds itself where there are
-_MANY_ROWS = 1024  # more rows than this
-_WARPS = 4
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How the first kernel is cut.
+
+    Attributes:
+        rows, block: of a tile; `block` channels of all streams are one group.
+        stages: 1 leaves hiding latency to the programs beside each other; from 3 on the next tiles
+            are on their way while one is computed.
+        programs: as many as run at a time; each takes one group, and rows as it must.
+        registers: most of a thread; the compiler would take more for no need.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    programs: int
+    registers: int = 128
+
+
+# One row and 16 bytes of each stream a thread: what lets four programs share a processor.
+_MIXING = _Tiles(rows=16, block=64, warps=4, stages=1, programs=4 * 132)
+# Without products nothing is worth keeping, and rows are read in long pieces.
+_ELEMENTWISE = _Tiles(rows=2, block=512, warps=4, stages=1, programs=2**24)
 _FINISH_ROWS = 4  # rows whose coefficients one program finishes
-_FINISH_BLOCK = 1024  # channels that one program normalises
+_FINISH_PARTS = 16  # partial sums that it loads at once
+_FINISH_BLOCK = 1024  # channels of a row that are normalised at once
 
 
 @triton.jit
@@ -50,116 +75,132 @@ def _narrow(x, dtype: tl.constexpr, dot: tl.constexpr):
 
 
 @triton.jit
-def _weighted(coefficients, first, step, live, x0, x1, x2, x3, S: tl.constexpr):
-    """sum_i c[first + i * step] * x_i, in order of i."""
-    at = coefficients + first
-    value = tl.load(at, mask=live, other=0.0)[:, None] * x0
-    value += tl.load(at + step, mask=live, other=0.0)[:, None] * x1
-    if S > 2:
-        value += tl.load(at + 2 * step, mask=live, other=0.0)[:, None] * x2
-    if S > 3:
-        value += tl.load(at + 3 * step, mask=live, other=0.0)[:, None] * x3
-    return value
+def _weight_parts(fn, h, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
+                  BF16: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Weights of the channels `h`, stream after stream: [COLUMNS, BLOCK], in bf16 three of them.
+
+    Three bf16 parts hold all 24 bits of a weight, so their products with bf16 are exact.
+    """
+    columns = tl.arange(0, COLUMNS)
+    inside = (columns < S * (2 + S))[:, None] & (h < H)[None, :]
+    parts = ()
+    for o in tl.static_range(S):
+        at = fn + columns[:, None] * (S * H) + (o * H + h)[None, :]
+        left = tl.load(at, mask=inside, other=0.0)
+        if BF16:
+            high = _narrow(left, tl.bfloat16, DOT)
+            left = left - high.to(tl.float32)
+            middle = _narrow(left, tl.bfloat16, DOT)
+            low = _narrow(left - middle.to(tl.float32), tl.bfloat16, DOT)
+            parts = parts + (high.to(DOT), middle.to(DOT), low.to(DOT))
+        else:
+            parts = parts + (left,)
+    return parts
 
 
 @triton.jit
-def _product(x, wide, weights, total, dot: tl.constexpr):
-    """total + x . weights^T as in float32; `wide` is `x` in float32."""
-    if x.dtype == tl.bfloat16:
-        # Three bf16 parts hold all 24 bits of a weight, so the products are exact.
-        high = _narrow(weights, tl.bfloat16, dot)
-        left = weights - high.to(tl.float32)
-        middle = _narrow(left, tl.bfloat16, dot)
-        low = _narrow(left - middle.to(tl.float32), tl.bfloat16, dot)
-        total = tl.dot(x.to(dot), tl.trans(low.to(dot)), total)
-        total = tl.dot(x.to(dot), tl.trans(middle.to(dot)), total)
-        total = tl.dot(x.to(dot), tl.trans(high.to(dot)), total)
-    else:
-        total = tl.dot(wide, tl.trans(weights), total, input_precision="ieee")
-    return total
-
-
-@triton.jit(do_not_specialize=["T"])
-def streams_kernel(
-    y, streams, post, comb, pre, fn, new, x, partial, T, y_stride, row_stride,
-    STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, GROUPS: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr, MIX: tl.constexpr,
+def _tile(
+    y, streams, post, comb, pre, new, x, partial, weights, T, block, split, h, y_stride,
+    row_stride, STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr, MIX: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """One [ROWS, GROUPS * CHUNKS * BLOCK] part of every stream.
+    """What streams_kernel does to block number `block` of rows and channels `h`."""
+    dtype: tl.constexpr = streams.dtype.element_ty
+    BF16: tl.constexpr = dtype == tl.bfloat16
+    N: tl.constexpr = S * (2 + S)
+    rows = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    live = rows < T
+    inside = live[:, None] & (h < H)[None, :]
+    at = streams + rows[:, None] * row_stride + h[None, :]
+    new_at = new + rows[:, None] * (S * H) + h[None, :]
+    # Read once, written to be read after the next sublayer: `x` needs the cache more.
+    olds = ()
+    for i in tl.static_range(S):
+        olds = olds + (
+            tl.load(at + i * STREAM_STRIDE, mask=inside, other=0.0, eviction_policy=EVICT),
+        )
+    if EXPAND:
+        at = y + rows[:, None] * y_stride + h[None, :]
+        added = tl.load(at, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    # Two sums: fewer products that wait for each other, and the small ones are not lost.
+    high = tl.zeros((ROWS, COLUMNS), tl.float32)
+    rest = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), tl.float32)
+    collapsed = tl.zeros((ROWS, BLOCK), tl.float32)
+    for o in tl.static_range(S):
+        rounded = olds[o]
+        if EXPAND:
+            value = tl.load(post + rows * S + o, mask=live, other=0.0)[:, None] * added
+            for i in tl.static_range(S):
+                c = tl.load(comb + rows * (S * S) + (i * S + o), mask=live, other=0.0)
+                value += c[:, None] * olds[i].to(tl.float32)
+            rounded = _narrow(value, dtype, DOT)
+            tl.store(new_at + o * H, rounded, mask=inside, eviction_policy=EVICT)
+        value = rounded.to(tl.float32)
+        if COLLAPSE:
+            collapsed += tl.load(pre + rows * S + o, mask=live, other=0.0)[:, None] * value
+        if MIX:
+            squares += value * value
+            if BF16:
+                a = rounded.to(DOT)
+                high = tl.dot(a, tl.trans(weights[3 * o]), high)
+                rest = tl.dot(a, tl.trans(weights[3 * o + 1]), rest)
+                rest = tl.dot(a, tl.trans(weights[3 * o + 2]), rest)
+            else:
+                high = tl.dot(value, tl.trans(weights[o]), high, input_precision="ieee")
+    record = partial + (rows * SPLITS + split) * COLUMNS
+    if MIX:
+        columns = tl.arange(0, COLUMNS)
+        stored = live[:, None] & (columns < N)[None, :]
+        tl.store(record[:, None] + columns[None, :], rest + high, mask=stored)
+        tl.store(record + N, tl.sum(squares, axis=1), mask=live)
+    if COLLAPSE:
+        rounded = _narrow(collapsed, dtype, DOT)
+        tl.store(x + rows[:, None] * H + h[None, :], rounded, mask=inside)
+        if MIX:
+            value = rounded.to(tl.float32)
+            tl.store(record + (N + 1), tl.sum(value * value, axis=1), mask=live)
+
+
+@triton.jit(do_not_specialize=["T", "blocks"])
+def streams_kernel(
+    y, streams, post, comb, pre, fn, new, x, partial, T, blocks, y_stride, row_stride,
+    STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    STAGES: tl.constexpr, EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
+    MIX: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One group of BLOCK channels of every stream, and of the `blocks` blocks of ROWS rows those
+    that the programs beside it leave: STEPS of them, or with STEPS 0 all there are.
 
     EXPAND: new = post * y + comb^T streams. COLLAPSE: x = pre . streams'. MIX: to partial, the
     products of streams' with the S * (2 + S) rows of fn, then the sum of squares of streams', then
-    that of x.
+    that of x (undefined without COLLAPSE).
     """
-    dtype: tl.constexpr = streams.dtype.element_ty
-    N: tl.constexpr = S * (2 + S)
     split = tl.program_id(0)
-    rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = rows < T
-    columns = tl.arange(0, COLUMNS)
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for group in range(GROUPS):
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        squares = tl.zeros((ROWS,), tl.float32)
-        collapsed_squares = tl.zeros((ROWS,), tl.float32)
-        for chunk in range(CHUNKS):
-            h = ((split * GROUPS + group) * CHUNKS + chunk) * BLOCK + tl.arange(0, BLOCK)
-            inside = live[:, None] & (h < H)[None, :]
-            at = streams + rows[:, None] * row_stride + h[None, :]
-            x0 = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            x1 = tl.load(at + STREAM_STRIDE, mask=inside, other=0.0).to(tl.float32)
-            x2 = x1
-            x3 = x1
-            if S > 2:
-                x2 = tl.load(at + 2 * STREAM_STRIDE, mask=inside, other=0.0).to(tl.float32)
-            if S > 3:
-                x3 = tl.load(at + 3 * STREAM_STRIDE, mask=inside, other=0.0).to(tl.float32)
-            added = x0
-            if EXPAND:
-                added = tl.load(y + rows[:, None] * y_stride + h[None, :], mask=inside, other=0.0)
-                added = added.to(tl.float32)
-            new_at = new + rows[:, None] * (S * H) + h[None, :]
-            collapsed = tl.zeros((ROWS, BLOCK), tl.float32)
-            for o in tl.static_range(S):
-                value = x0
-                if EXPAND:
-                    value = _weighted(comb, rows * (S * S) + o, S, live, x0, x1, x2, x3, S)
-                    value += tl.load(post + rows * S + o, mask=live, other=0.0)[:, None] * added
-                else:
-                    if o == 1:
-                        value = x1
-                    if o == 2:
-                        value = x2
-                    if o == 3:
-                        value = x3
-                rounded = _narrow(value, dtype, DOT)
-                value = rounded.to(tl.float32)
-                if EXPAND:
-                    tl.store(new_at + o * H, rounded, mask=inside)
-                if COLLAPSE:
-                    collapsed += tl.load(pre + rows * S + o, mask=live, other=0.0)[:, None] * value
-                if MIX:
-                    squares += tl.sum(value * value, axis=1)
-                    weights = tl.load(
-                        fn + columns[:, None] * (S * H) + (o * H + h)[None, :],
-                        mask=(columns < N)[:, None] & (h < H)[None, :],
-                        other=0.0,
-                    )
-                    total = _product(rounded, value, weights, total, DOT)
-            if COLLAPSE:
-                rounded = _narrow(collapsed, dtype, DOT)
-                tl.store(x + rows[:, None] * H + h[None, :], rounded, mask=inside)
-                collapsed = rounded.to(tl.float32)
-                collapsed_squares += tl.sum(collapsed * collapsed, axis=1)
-        if MIX:
-            total = tl.where((columns == N)[None, :], squares[:, None], total)
-            total = tl.where((columns == N + 1)[None, :], collapsed_squares[:, None], total)
-            sums += total
+    first = tl.program_id(1)
+    beside = tl.num_programs(1)
+    h = split * BLOCK + tl.arange(0, BLOCK)
+    weights = ()
     if MIX:
-        place = (rows[:, None] * SPLITS + split) * COLUMNS + columns[None, :]
-        tl.store(partial + place, sums, mask=live[:, None])
+        BF16: tl.constexpr = streams.dtype.element_ty == tl.bfloat16
+        weights = _weight_parts(fn, h, H, S, COLUMNS, BF16, DOT)
+    if STEPS > 0:
+        for step in tl.static_range(STEPS):
+            _tile(
+                y, streams, post, comb, pre, new, x, partial, weights, T, first + step * beside,
+                split, h, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
+                EVICT, EXPAND, COLLAPSE, MIX, DOT,
+            )  # fmt: skip
+    else:
+        for block in tl.range(first, blocks, beside, num_stages=STAGES):
+            _tile(
+                y, streams, post, comb, pre, new, x, partial, weights, T, block,
+                split, h, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
+                EVICT, EXPAND, COLLAPSE, MIX, DOT,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -169,150 +210,168 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _sinkhorn(logits, known, inner, hc_eps, ITERATIONS: tl.constexpr):
-    """[ROWS, i, o] logits to near doubly stochastic matrices; entries that are padding become 0.
+def _divided(matrix, hc_eps, S: tl.constexpr, ROWWISE: tl.constexpr):
+    """Entries [ROWS] of S x S matrices, each over the sum of its row or column plus hc_eps."""
+    inverses = ()
+    for k in tl.static_range(S):
+        total = matrix[k * S if ROWWISE else k]
+        for other in tl.static_range(1, S):
+            total = total + matrix[k * S + other if ROWWISE else other * S + k]
+        inverses = inverses + (1.0 / (total + hc_eps),)
+    divided = ()
+    for n in tl.static_range(S * S):
+        divided = divided + (matrix[n] * inverses[n // S if ROWWISE else n % S],)
+    return divided
 
-    known: [1, i, o], which entries exist; inner: [1, 1, o] and known by symmetry for i.
+
+@triton.jit
+def _sinkhorn(logits, hc_eps, S: tl.constexpr, ITERATIONS: tl.constexpr):
+    """Logits to near doubly stochastic matrices; both S * S tensors [ROWS], row after row.
+
+    Every entry is a tensor of its own, so all sums stay inside a thread.
     """
-    logits = tl.where(inner, logits, float("-inf"))
-    # A row with NaN is NaN whatever is subtracted; a maximum must not have to choose.
-    highest = tl.max(tl.where(logits == logits, logits, 0.0), axis=2)
-    matrix = tl.exp(logits - highest[:, :, None])
-    matrix = matrix / tl.sum(matrix, axis=2)[:, :, None] + hc_eps
-    matrix = tl.where(known, matrix, 0.0)
-    # Padding is 0 and stays 0: its divisors are replaced by 1.
-    matrix = matrix / tl.where(inner, tl.sum(matrix, axis=1)[:, None, :] + hc_eps, 1.0)
+    matrix = ()
+    for i in tl.static_range(S):
+        highest = logits[i * S]
+        for o in tl.static_range(1, S):
+            highest = tl.maximum(highest, logits[i * S + o])
+        for o in tl.static_range(S):
+            matrix = matrix + (tl.exp(logits[i * S + o] - highest),)
+    softmax = _divided(matrix, 0.0, S, True)
+    matrix = ()
+    for n in tl.static_range(S * S):
+        matrix = matrix + (softmax[n] + hc_eps,)
+    matrix = _divided(matrix, hc_eps, S, False)
     for _ in range(ITERATIONS - 1):
-        matrix = matrix / tl.where(known, tl.sum(matrix, axis=2)[:, :, None] + hc_eps, 1.0)
-        matrix = matrix / tl.where(inner, tl.sum(matrix, axis=1)[:, None, :] + hc_eps, 1.0)
+        matrix = _divided(_divided(matrix, hc_eps, S, True), hc_eps, S, False)
     return matrix
 
 
 @triton.jit
-def _column(sums, columns, wanted):
-    """[ROWS, W] columns of `sums` [ROWS, COLUMNS] with the numbers `wanted` [W]."""
+def _value(sums, columns, n, base, scale):
+    """[ROWS]: column n of `sums` [ROWS, COLUMNS], times `scale`, plus base[n]."""
     # One term of each sum is not 0, so nothing is rounded.
-    same = columns[None, None, :] == wanted[None, :, None]
-    return tl.sum(tl.where(same, sums[:, None, :], 0.0), axis=2)
+    return tl.sum(tl.where(columns == n, sums, 0.0), axis=1) * scale + tl.load(base + n)
 
 
 @triton.jit
 def _coefficients(
     partial, base, scale, next_pre, next_post, next_comb, T, block, hc_eps, norm_eps,
-    H: tl.constexpr, S: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, FOLD: tl.constexpr,
-    ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """pre, post and comb of ROWS rows from PARTS * FOLD partial sums."""
+    """pre, post and comb of ROWS rows from PARTS partial sums, AT_ONCE of them loaded at once."""
     rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = rows < T
-    part = tl.arange(0, PADDED_PARTS)
+    part = tl.arange(0, AT_ONCE)
     columns = tl.arange(0, COLUMNS)
-    at = (rows[:, None] * PARTS + part[None, :]) * (FOLD * COLUMNS)
-    at = partial + at[:, :, None] + columns[None, None, :]
-    loaded = (live[:, None] & (part < PARTS)[None, :])[:, :, None]
-    folded = tl.load(at, mask=loaded, other=0.0)
-    for other in tl.static_range(1, FOLD):
-        folded += tl.load(at + other * COLUMNS, mask=loaded, other=0.0)
-    sums = tl.sum(folded, axis=1)
+    written = (columns < S * (2 + S) + 1)[None, None, :]
+    added = tl.zeros((ROWS, AT_ONCE, COLUMNS), tl.float32)
+    for first in tl.static_range(0, PARTS, AT_ONCE):
+        at = (rows[:, None] * PARTS + first + part[None, :])[:, :, None] * COLUMNS
+        there = (live[:, None] & (first + part < PARTS)[None, :])[:, :, None] & written
+        added += tl.load(partial + at + columns[None, None, :], mask=there, other=0.0)
+    sums = tl.sum(added, axis=1)
     squares = tl.sum(tl.where((columns == S * (2 + S))[None, :], sums, 0.0), axis=1)
     sums = sums * tl.rsqrt(squares / (S * H) + norm_eps)[:, None]
-    s = tl.arange(0, PADDED)
-    q = tl.arange(0, PADDED * PADDED)
-    exists = (s < S)[None, :]
-    gates = _column(sums, columns, s) * tl.load(scale)
-    gates = _sigmoid(gates + tl.load(base + s, mask=s < S, other=0.0)[None, :]) + hc_eps
-    posts = _column(sums, columns, S + s) * tl.load(scale + 1)
-    posts = 2.0 * _sigmoid(posts + tl.load(base + S + s, mask=s < S, other=0.0)[None, :])
-    i = q // PADDED
-    o = q % PADDED
-    n = 2 * S + i * S + o
-    known = (i < S) & (o < S)
-    logits = _column(sums, columns, n) * tl.load(scale + 2)
-    logits += tl.load(base + n, mask=known, other=0.0)[None, :]
-    logits = tl.reshape(tl.where(known[None, :], logits, 0.0), (ROWS, PADDED, PADDED))
-    inner = exists[:, None, :]
-    known = (s < S)[None, :, None] & inner
-    matrix = _sinkhorn(logits, known, inner, hc_eps, ITERATIONS)
-    tl.store(next_pre + rows[:, None] * S + s[None, :], gates, mask=live[:, None] & exists)
-    tl.store(next_post + rows[:, None] * S + s[None, :], posts, mask=live[:, None] & exists)
-    to = next_comb + rows[:, None, None] * (S * S) + (s[None, :, None] * S + s[None, None, :])
-    tl.store(to, matrix, mask=live[:, None, None] & known)
+    columns = columns[None, :]
+    gate, output, mixing = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2)
+    for s in tl.static_range(S):
+        value = _sigmoid(_value(sums, columns, s, base, gate)) + hc_eps
+        tl.store(next_pre + rows * S + s, value, mask=live)
+        value = 2.0 * _sigmoid(_value(sums, columns, S + s, base, output))
+        tl.store(next_post + rows * S + s, value, mask=live)
+    logits = ()
+    for n in tl.static_range(S * S):
+        logits = logits + (_value(sums, columns, 2 * S + n, base, mixing),)
+    matrix = _sinkhorn(logits, hc_eps, S, ITERATIONS)
+    for n in tl.static_range(S * S):
+        tl.store(next_comb + rows * (S * S) + n, matrix[n], mask=live)
 
 
 @triton.jit
 def _normalise(
-    partial, weight, x, task, norm_eps, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr,
-    DOT: tl.constexpr,
+    partial, weight, x, row, norm_eps, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """RMS norm of BLOCK channels of one collapsed row, in place."""
-    blocks: tl.constexpr = (H + BLOCK - 1) // BLOCK
-    row = (task // blocks).to(tl.int64)
-    h = (task % blocks) * BLOCK + tl.arange(0, BLOCK)
+    """RMS norm of one collapsed row, in place."""
+    BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
+    row = row.to(tl.int64)
+    h = tl.arange(0, BLOCK)
+    values = ()
+    for block in tl.static_range(BLOCKS):
+        values = values + (
+            tl.load(x + row * H + block * BLOCK + h, mask=block * BLOCK + h < H, other=0.0),
+        )
     part = tl.arange(0, PADDED_PARTS)
-    at = partial + (row * PARTS + part) * (FOLD * COLUMNS) + (S * (2 + S) + 1)
-    folded = tl.load(at, mask=part < PARTS, other=0.0)
-    for other in tl.static_range(1, FOLD):
-        folded += tl.load(at + other * COLUMNS, mask=part < PARTS, other=0.0)
-    inverse = tl.rsqrt(tl.sum(folded, axis=0) / H + norm_eps)
-    value = tl.load(x + row * H + h, mask=h < H, other=0.0).to(tl.float32)
-    value = tl.load(weight + h, mask=h < H, other=0.0) * (value * inverse)
-    tl.store(x + row * H + h, _narrow(value, x.dtype.element_ty, DOT), mask=h < H)
+    at = partial + (row * PARTS + part) * COLUMNS + (S * (2 + S) + 1)
+    squares = tl.sum(tl.load(at, mask=part < PARTS, other=0.0), axis=0)
+    inverse = tl.rsqrt(squares / H + norm_eps)
+    for block in tl.static_range(BLOCKS):
+        inside = block * BLOCK + h < H
+        value = values[block].to(tl.float32) * inverse
+        value = tl.load(weight + block * BLOCK + h, mask=inside, other=0.0) * value
+        to = x + row * H + block * BLOCK + h
+        tl.store(to, _narrow(value, x.dtype.element_ty, DOT), mask=inside)
 
 
 @triton.jit(do_not_specialize=["T"])
 def finish_kernel(
     partial, base, scale, weight, x, next_pre, next_post, next_comb, T, hc_eps, norm_eps,
-    H: tl.constexpr, S: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, FOLD: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
     ITERATIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The first ceil(T / ROWS) programs make coefficients, the others normalise."""
+    """The first ceil(T / ROWS) programs make coefficients, T others normalise."""
     program = tl.program_id(0)
     blocks = (T + ROWS - 1) // ROWS
     if program < blocks:
         _coefficients(
             partial, base, scale, next_pre, next_post, next_comb, T, program, hc_eps, norm_eps,
-            H, S, PADDED, COLUMNS, PARTS, PADDED_PARTS, FOLD, ITERATIONS, ROWS,
+            H, S, COLUMNS, PARTS, AT_ONCE, ITERATIONS, ROWS,
         )  # fmt: skip
     else:
+        # The last rows are the likeliest to be in the cache still.
         _normalise(
-            partial, weight, x, program - blocks, norm_eps, H, S, COLUMNS, PARTS, PADDED_PARTS,
-            FOLD, BLOCK, DOT,
+            partial, weight, x, T - 1 - (program - blocks), norm_eps, H, S, COLUMNS, PARTS,
+            PADDED_PARTS, BLOCK, DOT,
         )  # fmt: skip
 
 
-def _sizes(H: int, S: int) -> dict[str, int]:
-    """What follows from the sizes of a row: constants of the kernels, and parts x fold groups."""
-    block = max(16, min(_BLOCK, triton.next_power_of_2(H)))
-    chunks = min(_GROUP // block, triton.cdiv(H, block))
-    groups = triton.cdiv(H, block * chunks)
-    return {
-        "block": block, "chunks": chunks, "fold": min(_FOLD, groups),
-        "parts": triton.cdiv(groups, min(_FOLD, groups)),
-        "columns": max(16, triton.next_power_of_2(S * (2 + S) + 2)),
+def _sizes(H: int, S: int) -> tuple[int, int]:
+    """Partial sums of a row, and values of each."""
+    groups = triton.cdiv(H, _block(_MIXING, H))
+    return groups, max(16, triton.next_power_of_2(S * (2 + S) + 2))
+
+
+def _block(tiles: _Tiles, H: int) -> int:
+    return max(16, min(tiles.block, triton.next_power_of_2(H)))
+
+
+def _stage(tiles: _Tiles, T: int, S: int, H: int, dot: Any) -> tuple[dict[str, Any], int, int]:
+    """Constants of the first kernel but for its flags and the stride of streams; its programs that
+    share a group; and its blocks of rows.
+    """
+    block = _block(tiles, H)
+    splits = triton.cdiv(H, block)
+    blocks = triton.cdiv(T, tiles.rows)
+    steps = triton.cdiv(blocks, min(max(1, tiles.programs // splits), max(1, blocks)))
+    constants = {
+        "H": H, "S": S, "COLUMNS": _sizes(H, S)[1], "SPLITS": splits, "ROWS": tiles.rows,
+        # The interpreter knows no loop to a limit that is an argument.
+        "BLOCK": block, "STEPS": steps if steps <= 1 or INTERPRETED else 0,
+        "STAGES": tiles.stages, "EVICT": "evict_first" if steps > 1 else "", "DOT": dot,
     }  # fmt: skip
+    return constants, triton.cdiv(blocks, max(1, steps)), blocks
 
 
-def _stage_constants(T: int, S: int, H: int, dot: Any) -> dict[str, Any]:
-    """Constants of the first kernel but for its flags and the stride of streams."""
-    sizes = _sizes(H, S)
-    groups = sizes["fold"] if T > _MANY_ROWS else 1
-    return {
-        "H": H, "S": S, "COLUMNS": sizes["columns"], "GROUPS": groups, "CHUNKS": sizes["chunks"],
-        "SPLITS": sizes["parts"] * sizes["fold"] // groups, "ROWS": _ROWS,
-        "BLOCK": sizes["block"], "DOT": dot,
-    }  # fmt: skip
-
-
-def _finish_constants(T: int, S: int, H: int, iterations: int, dot: Any) -> dict[str, Any]:
+def _finish_constants(S: int, H: int, iterations: int, dot: Any) -> dict[str, Any]:
     """Constants of the second kernel."""
-    sizes = _sizes(H, S)
+    parts, columns = _sizes(H, S)
+    padded = triton.next_power_of_2(parts)
     return {
-        "H": H, "S": S, "PADDED": triton.next_power_of_2(S), "COLUMNS": sizes["columns"],
-        "PARTS": sizes["parts"], "PADDED_PARTS": triton.next_power_of_2(sizes["parts"]),
-        "FOLD": 1 if T > _MANY_ROWS else sizes["fold"], "ITERATIONS": iterations,
+        "H": H, "S": S, "COLUMNS": columns, "PARTS": parts,
+        "PADDED_PARTS": padded, "AT_ONCE": min(_FINISH_PARTS, padded), "ITERATIONS": iterations,
         "ROWS": _FINISH_ROWS, "BLOCK": min(_FINISH_BLOCK, triton.next_power_of_2(H)), "DOT": dot,
     }  # fmt: skip
 
@@ -344,7 +403,8 @@ def _pass_over_streams(
     T, S, H = streams.shape
     if streams.stride(2) != 1 or streams.stride(1) not in (0, H):
         streams = streams.contiguous()
-    constants = _stage_constants(T, S, H, _dot(streams))
+    tiles = _ELEMENTWISE if fn is None else _MIXING
+    constants, beside, blocks = _stage(tiles, T, S, H, _dot(streams))
     new, x, partial = streams, streams, streams
     device = streams.device
     if y is not None:
@@ -362,13 +422,14 @@ def _pass_over_streams(
         partial = torch.empty(shape, dtype=torch.float32, device=device)
     if T:
         expands = y is not None
-        streams_kernel[(constants["SPLITS"], triton.cdiv(T, _ROWS))](
+        streams_kernel[(constants["SPLITS"], beside)](
             y if expands else streams, streams, post if expands else streams,
             comb if expands else streams, streams if pre is None else pre,
-            streams if fn is None else fn, new, x, partial, T,
+            streams if fn is None else fn, new, x, partial, T, blocks,
             0 if y is None else y.stride(0), streams.stride(0), **constants,
             STREAM_STRIDE=streams.stride(1), EXPAND=expands, COLLAPSE=pre is not None,
-            MIX=fn is not None, num_warps=_WARPS, num_stages=1,
+            MIX=fn is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+            maxnreg=tiles.registers,
         )  # fmt: skip
     return new, x, partial
 
@@ -386,8 +447,8 @@ def _finish(
     next_pre = torch.empty((T, S), dtype=torch.float32, device=partial.device)
     next_post = torch.empty_like(next_pre)
     next_comb = torch.empty((T, S, S), dtype=torch.float32, device=partial.device)
-    constants = _finish_constants(T, S, H, iterations, _dot(x))
-    tasks = 0 if weight is None else T * triton.cdiv(H, constants["BLOCK"])
+    constants = _finish_constants(S, H, iterations, _dot(x))
+    tasks = 0 if weight is None else T
     if T:
         finish_kernel[(triton.cdiv(T, _FINISH_ROWS) + tasks,)](
             partial, base.contiguous(), scale.contiguous(),
@@ -468,7 +529,7 @@ def _signatures() -> tuple[Signature, ...]:
     wide = ("post", "comb", "pre", "fn", "partial")
     types = {
         **dict.fromkeys(("y", "streams", "new", "x"), "*bf16"), **dict.fromkeys(wide, "*fp32"),
-        "T": "i32", "y_stride": "i32", "row_stride": "i32",
+        **dict.fromkeys(("T", "blocks", "y_stride", "row_stride"), "i32"),
     }  # fmt: skip
     flags = {
         "step": (True, True, True), "first": (False, True, True), "expand": (True, False, False),
@@ -477,21 +538,19 @@ def _signatures() -> tuple[Signature, ...]:
     names = ("partial", "base", "scale", "weight", "next_pre", "next_post", "next_comb")
     finish = {**dict.fromkeys(names, "*fp32"), "x": "*bf16", "T": "i32", "hc_eps": "fp32",
               "norm_eps": "fp32"}  # fmt: skip
-    found = []
-    for T in (64, 4096):
-        for name, (e, c, m) in flags.items():
-            constants = _stage_constants(T, 4, 5120, tl.bfloat16)
+    constants = _finish_constants(4, 5120, 20, tl.bfloat16)
+    found = [Signature("hyper_connection finish", finish_kernel, finish, constants)]
+    for name, (e, c, m) in flags.items():
+        tiles = _MIXING if m else _ELEMENTWISE
+        for T in (64, 4096) if m else (64,):
+            constants, _, _ = _stage(tiles, T, 4, 5120, tl.bfloat16)
             constants |= {"STREAM_STRIDE": 5120, "EXPAND": e, "COLLAPSE": c, "MIX": m}
             found.append(
                 Signature(
                     f"hyper_connection {name}, {T} rows", streams_kernel, types, constants,
-                    num_warps=_WARPS, num_stages=1, divisible=("y_stride", "row_stride"),
+                    tiles.warps, tiles.stages, divisible=("y_stride", "row_stride"),
                 )
             )  # fmt: skip
-        constants = _finish_constants(T, 4, 5120, 20, tl.bfloat16)
-        found.append(
-            Signature(f"hyper_connection finish, {T} rows", finish_kernel, finish, constants)
-        )
     return tuple(found)
 
 
