@@ -5,6 +5,7 @@ Knows which tensor belongs to which parameter; must not know how a model runs.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from deepinfer.checkpoint.quant import dequantise_fp4, dequantise_fp8
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.config import ModelConfig
 from deepinfer.errors import CheckpointError
-from deepinfer.log import warn_once
-from deepinfer.model.linear import Precision
+from deepinfer.log import logger, warn_once
+from deepinfer.model.linear import Precision, QuantisedLinear
+from deepinfer.model.moe import Experts
 from deepinfer.model.transformer import Transformer
 
 Progress = Callable[[Iterable[TensorSpec], int], Iterable[TensorSpec]]
@@ -55,8 +57,9 @@ def load_model(
 ) -> Transformer:
     """The model of checkpoint `folder` on `device`, every parameter filled.
 
-    Quantised matrices are dequantised exactly into the matrix dtype; n-gram tables keep their
-    packed bytes and, on a CPU, stay mapped to the file.
+    Quantised matrices are dequantised exactly into the matrix dtype, or of a packed model brought
+    into the layout of its operators; n-gram tables keep their packed bytes and, on a CPU, stay
+    mapped to the file.
 
     Args:
         progress: wraps the iteration over tensors, for a progress bar.
@@ -81,7 +84,19 @@ def load_model(
         for spec in specs if progress is None else progress(specs, len(specs)):
             filled.fill(spec, reader)
         filled.check_complete()
+        if precision.packed:
+            _prepare(model)
     return model.eval()
+
+
+def _prepare(model: nn.Module) -> None:
+    """Bring packed matrices into the layout of the operators, and say so."""
+    done: Counter[str] = Counter()
+    for module in list(model.modules()):
+        if isinstance(module, QuantisedLinear | Experts):
+            done[module.prepare()] += 1
+    for what, count in sorted(done.items()):
+        logger.info(f"{count} x {what}")
 
 
 def _check_inventory(reader: CheckpointReader, specs: list[TensorSpec]) -> None:
@@ -125,17 +140,21 @@ class _Filler:
         """Read one tensor and put it into its parameter."""
         values = reader.tensor(spec.name)
         name, place = parameter_slot(spec.name)
-        if spec.format == "fp8_row":
-            assert spec.scale_name is not None
-            self._assign(name, (), values)
-            self._assign(name.removesuffix("weight") + "scale", (),
-                         reader.tensor(spec.scale_name))  # fmt: skip
+        if spec.scale_name is not None and self._is_packed(name):
+            self._assign(name, place, values)
+            scale_name = f"{name}_scale" if place else name.removesuffix("weight") + "scale"
+            self._assign(scale_name, place, reader.tensor(spec.scale_name))
             return
         if spec.scale_name is not None:
             dequantise = dequantise_fp8 if spec.format == "fp8" else dequantise_fp4
             scale = reader.tensor(spec.scale_name).to(self._device)
             values = dequantise(values.to(self._device), scale)
         self._assign(name, place, values)
+
+    def _is_packed(self, name: str) -> bool:
+        owner, _, attribute = name.rpartition(".")
+        packed: bool = getattr(self._owners[owner], attribute).dtype == torch.uint8
+        return packed
 
     def _assign(self, name: str, place: tuple[int, ...], values: Tensor) -> None:
         assert name in self._parameters, f"no parameter {name} in the model"

@@ -194,12 +194,13 @@ class Engine:
                 chunks.append(self._end(request, text))
         return chunks
 
-    @staticmethod
-    def _draw(requests: list[Request], logits: Tensor) -> list[int]:
+    def _draw(self, requests: list[Request], logits: Tensor) -> list[int]:
         positions = [len(request.tokens) for request in requests]
         params = [request.params for request in requests]
         seeds = [request.seed for request in requests]
-        tokens: list[int] = sample(logits, params, seeds, positions).tolist()
+        tokens: list[int] = sample(
+            logits, params, seeds, positions, self.model.precision.operators
+        ).tolist()
         return tokens
 
     def _end(self, request: Request, text: str) -> StreamChunk:

@@ -21,7 +21,7 @@ from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, ModelC
 from deepinfer.env import read_environment
 from deepinfer.model.linear import Precision
 from deepinfer.model.transformer import Transformer
-from deepinfer.ops.select import Operators, Wishes, select
+from deepinfer.ops.select import REFERENCE, Operators, Wishes, select
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,17 @@ def choose_operators(options: EngineOptions) -> Operators:
 
 
 def _precision(config: EngineConfig, operators: Operators) -> Precision:
-    """Matrices are kept in float32 on CPUs, few of which multiply bfloat16 (same values)."""
+    """Matrices are kept in float32 on CPUs, few of which multiply bfloat16 (same values).
+
+    They stay packed where kernels multiply them; these know the released dtypes alone.
+    """
     dtype: torch.dtype = getattr(torch, config.dtype)
     narrow = config.device == "cuda" and dtype == torch.bfloat16
     matrix = dtype if narrow or dtype == torch.float64 else torch.float32
-    return Precision(dtype, matrix, config.act_quant, operators)
+    multiply = (operators.fp8_linear, operators.expert_up, operators.expert_down)
+    kernels = all(operator.backend != REFERENCE for operator in multiply)
+    packed = narrow and config.act_quant and kernels
+    return Precision(dtype, matrix, config.act_quant, packed=packed, operators=operators)
 
 
 def _with_bar(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deepinfer.config import ModelConfig
 from deepinfer.model.compressor import Compressor
 from deepinfer.model.indexer import Indexer
-from deepinfer.model.linear import Linear, Precision, parameter
+from deepinfer.model.linear import Linear, Precision, QuantisedLinear, parameter
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import AttentionState, SequenceState
 
@@ -31,15 +31,15 @@ class Attention(nn.Module):
         self.precision = precision
         heads_dim = config.num_attention_heads * config.head_dim
         output = config.o_groups * config.o_lora_rank
-        matrix, eps = precision.matrix, config.rms_norm_eps
-        self.wq_a = Linear(config.q_lora_rank, config.hidden_size, matrix)
+        eps = config.rms_norm_eps
+        self.wq_a = QuantisedLinear(config.q_lora_rank, config.hidden_size, precision)
         self.q_norm = RMSNorm(config.q_lora_rank, eps, precision)
-        self.wq_b = Linear(heads_dim, config.q_lora_rank, matrix)
-        self.wkv = Linear(config.head_dim, config.hidden_size, matrix)
+        self.wq_b = QuantisedLinear(heads_dim, config.q_lora_rank, precision)
+        self.wkv = QuantisedLinear(config.head_dim, config.hidden_size, precision)
         self.kv_norm = RMSNorm(config.head_dim, eps, precision)
         self.attn_sink = parameter(config.num_attention_heads, dtype=precision.accumulate)
-        self.wo_a = Linear(output, heads_dim // config.o_groups, matrix)
-        self.wo_b = Linear(config.hidden_size, output, matrix)
+        self.wo_a = Linear(output, heads_dim // config.o_groups, precision)
+        self.wo_b = QuantisedLinear(config.hidden_size, output, precision)
         self.compressor: Compressor | None = None
         self.indexer: Indexer | None = None
         if ratio and layer in config.kv_source_layer_ids:

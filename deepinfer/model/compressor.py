@@ -19,12 +19,12 @@ class Compressor(nn.Module):
         self.layer = layer
         self.ratio = config.compress_ratio(layer)
         size = (config.head_dim, config.hidden_size)
-        self.wkv: Linear
+        self.wkv: Linear | WideLinear
         if self.ratio == 1:
-            self.wkv = Linear(*size, precision.matrix)
+            self.wkv = Linear(*size, precision)
         else:
-            self.wkv = WideLinear(*size, precision.accumulate)
-            self.wgate = WideLinear(*size, precision.accumulate)
+            self.wkv = WideLinear(*size, precision)
+            self.wgate = WideLinear(*size, precision)
         self.norm = RMSNorm(config.head_dim, config.rms_norm_eps, precision)
 
     def forward(self, x: Tensor, state: SequenceState) -> Tensor:

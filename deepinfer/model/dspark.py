@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
 from deepinfer.model.block import Block
-from deepinfer.model.linear import Embedding, Linear, Precision, WideLinear
+from deepinfer.model.linear import Embedding, Precision, QuantisedLinear, WideLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import AttentionState
 
@@ -23,7 +23,7 @@ class MarkovHead(nn.Module):
         super().__init__()
         size = (config.vocab_size, config.dspark_markov_rank)
         self.embed = Embedding(*size, precision)
-        self.head = WideLinear(*size, precision.accumulate)
+        self.head = WideLinear(*size, precision)
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B] to their embeddings e [B, K] and logit biases [B, V]."""
@@ -32,17 +32,18 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Logit of a draft being accepted, given that those before it were."""
+    """Chance of a draft being accepted, given that those before it were."""
 
     def __init__(self, config: ModelConfig, precision: Precision) -> None:
         super().__init__()
         width = config.hidden_size + config.dspark_markov_rank
-        self.proj = WideLinear(1, width, precision.accumulate)
+        self.proj = WideLinear(1, width, precision)
+        self.operators = precision.operators
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
         """Draft states before the norm [B, H] and previous-token embeddings [B, K] to [B]."""
-        logit: Tensor = self.proj(torch.cat([x, embedded], dim=-1))
-        return logit.squeeze(-1)
+        chance: Tensor = self.operators.confidence(x, embedded, self.proj.weight)
+        return chance
 
 
 class DraftBlock(Block):
@@ -54,7 +55,7 @@ class DraftBlock(Block):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         if stage == 0:
             taps = len(config.dspark_target_layer_ids) * hidden
-            self.main_proj = Linear(hidden, taps, precision.matrix)
+            self.main_proj = QuantisedLinear(hidden, taps, precision)
             self.main_norm = RMSNorm(hidden, eps, precision)
         if stage == config.num_nextn_predict_layers - 1:
             self.norm = RMSNorm(hidden, eps, precision)
@@ -152,5 +153,5 @@ class Drafter(nn.ModuleList):
             base_logits,
             torch.stack(tokens, dim=1),
             torch.stack(biased, dim=1),
-            torch.sigmoid(torch.stack(confidence, dim=1)),
+            torch.stack(confidence, dim=1),
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
 from deepinfer.errors import ConfigError
-from deepinfer.model.linear import Linear, Precision, parameter
+from deepinfer.model.linear import Precision, QuantisedLinear, parameter
 from deepinfer.model.state import SequenceState
 from deepinfer.numerics import FP8_GROUP
 
@@ -91,7 +91,7 @@ class Engram(nn.Module):
         self.precision = precision
         self.embed = PackedTable(rows, config.engram_head_dim, precision)
         width = config.engram_columns * config.engram_head_dim
-        self.wkv = Linear((streams + 1) * hidden, width, precision.matrix)
+        self.wkv = QuantisedLinear((streams + 1) * hidden, width, precision)
         self.q_weight = parameter(streams, hidden, dtype=precision.accumulate)
         self.k_weight = parameter(streams, hidden, dtype=precision.accumulate)
         primes = table_primes(config)[place]

@@ -6,7 +6,7 @@ Knows the projections of an index source layer; must not know scores or caches.
 from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
-from deepinfer.model.linear import Linear, Precision
+from deepinfer.model.linear import Activation, Linear, Precision, QuantisedLinear
 from deepinfer.model.norm import RMSNorm
 from deepinfer.model.state import SequenceState
 
@@ -23,12 +23,12 @@ class Indexer(nn.Module):
         self.heads = config.index_n_heads
         self.ratio = config.compress_ratio(layer)
         rows = config.index_n_heads * config.index_head_dim
-        self.wq_b = Linear(rows, config.q_lora_rank, precision.matrix)
-        self.weights_proj = Linear(config.index_n_heads, config.hidden_size, precision.matrix)
+        self.wq_b = QuantisedLinear(rows, config.q_lora_rank, precision)
+        self.weights_proj = Linear(config.index_n_heads, config.hidden_size, precision)
         self.scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
         self.precision = precision
         if layer in config.kv_source_layer_ids:
-            self.wk = Linear(config.index_head_dim, config.head_dim, precision.matrix)
+            self.wk = Linear(config.index_head_dim, config.head_dim, precision)
             self.k_norm = RMSNorm(config.index_head_dim, config.rms_norm_eps, precision)
 
     def keys(self, latents: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Indexer(nn.Module):
         keys: Tensor = self.wk(latents)
         return keys
 
-    def forward(self, x: Tensor, latent_queries: Tensor, state: SequenceState) -> None:
+    def forward(self, x: Tensor, latent_queries: Activation, state: SequenceState) -> None:
         """Select entries for rows `x` [rows, H] with query latents [rows, R] as wq_b sees them."""
         queries = self.wq_b(latent_queries).unflatten(-1, (self.heads, -1))
         queries = self.precision.operators.index_query(queries, state.rotations(self.ratio))

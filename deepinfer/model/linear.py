@@ -4,12 +4,27 @@ Knows dtypes; must not know which matrix is which.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from deepinfer.numerics import accumulate_dtype
+from deepinfer.numerics import FP8_GROUP, accumulate_dtype
 from deepinfer.ops.select import Operators, references
+
+
+class Codes(NamedTuple):
+    """Activations as packed matrices take them: e4m3 codes [..., C], scales [..., C/32] float32."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def rows(self) -> "Codes":
+        """The same with one leading axis."""
+        return Codes(*(part.flatten(0, -2).view(part.shape[:-1].numel(), -1) for part in self))
+
+
+Activation = Tensor | Codes
 
 
 @dataclass(frozen=True)
@@ -21,12 +36,15 @@ class Precision:
         matrix: storage and operands of quantised and bfloat16 matrices. Their values are exact in
             every choice; float32 is faster where the CPU has no bfloat16 arithmetic.
         act_quant: round activations to FP8 before FP8 and FP4 matrices.
+        packed: FP8 and FP4 matrices keep the bytes of the checkpoint, all matrices are multiplied
+            by operators. Otherwise they hold their values in `matrix`, and PyTorch multiplies.
         operators: the implementation of every operator; default their references.
     """
 
     dtype: torch.dtype
     matrix: torch.dtype
     act_quant: bool = True
+    packed: bool = False
     operators: Operators = field(default_factory=references, compare=False)
 
     @property
@@ -34,8 +52,15 @@ class Precision:
         """Dtype of sums, statistics, router, head and mixing coefficients."""
         return accumulate_dtype(self.dtype)
 
-    def activation(self, x: Tensor) -> Tensor:
+    @property
+    def wide(self) -> torch.dtype:
+        """Storage of the bfloat16 matrices whose products are not rounded below float32."""
+        return self.dtype if self.packed else self.accumulate
+
+    def activation(self, x: Tensor) -> Activation:
         """`x` as an FP8 or FP4 matrix sees it."""
+        if self.packed:
+            return Codes(*self.operators.fp8_quantise(x))
         quantised: Tensor = self.operators.act_quant(x) if self.act_quant else x
         return quantised
 
@@ -48,21 +73,64 @@ def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 class Linear(nn.Module):
     """y = x W^T with W [out, in]; sums in float32 or wider, one rounding to the dtype of `x`."""
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, columns: int, precision: Precision) -> None:
         super().__init__()
-        self.weight = parameter(rows, columns, dtype=dtype)
+        self.precision = precision
+        self.weight = parameter(rows, columns, dtype=precision.matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out] in the dtype of `x`."""
+        if self.precision.packed:
+            y: Tensor = self.precision.operators.linear(x.reshape(-1, x.shape[-1]), self.weight)
+            return y.view(*x.shape[:-1], -1)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
-class WideLinear(Linear):
-    """y = x W^T in the dtype of the weight: operands and result are not rounded below float32."""
+class WideLinear(nn.Module):
+    """y = x W^T in float32 or wider: operands and result are not rounded below that."""
+
+    def __init__(self, rows: int, columns: int, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
+        self.weight = parameter(rows, columns, dtype=precision.wide)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out] in the dtype of the weight."""
+        """[..., in] to [..., out]."""
+        if self.precision.packed:
+            flat = x.reshape(-1, x.shape[-1])
+            y: Tensor = self.precision.operators.wide_linear(flat, self.weight)
+            return y.view(*x.shape[:-1], -1)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
+
+
+class QuantisedLinear(nn.Module):
+    """y = x W^T with an FP8 matrix; sums in float32 or wider, one rounding.
+
+    Packed, `weight` holds e4m3 codes and `scale` e8m0 bytes, one for 32 rows and 32 columns, or
+    after `prepare` for 128 columns.
+    """
+
+    def __init__(self, rows: int, columns: int, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
+        if not precision.packed:
+            self.weight = parameter(rows, columns, dtype=precision.matrix)
+            return
+        blocks = (-(-rows // FP8_GROUP), -(-columns // FP8_GROUP))
+        self.weight = parameter(rows, columns, dtype=torch.uint8)
+        self.scale = parameter(*blocks, dtype=torch.uint8)
+
+    def prepare(self) -> str:
+        """Bring a packed matrix into the layout of the operators; says what was done."""
+        return "FP8 matrix as stored"
+
+    def forward(self, x: Activation) -> Tensor:
+        """[..., in] to [..., out] in the dtype of activations."""
+        if isinstance(x, Codes):
+            multiply = self.precision.operators.fp8_linear
+            y: Tensor = multiply(*x.rows(), self.weight, self.scale, self.precision.dtype)
+            return y.view(*x.codes.shape[:-1], -1)
+        return nn.functional.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
 class Embedding(nn.Module):

@@ -7,9 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.config import ModelConfig
-from deepinfer.model.linear import Linear, Precision, WideLinear, parameter
+from deepinfer.model.linear import (
+    Activation,
+    Codes,
+    Precision,
+    QuantisedLinear,
+    WideLinear,
+    parameter,
+)
+from deepinfer.numerics import FP8_GROUP
+from deepinfer.ops.expert_up.prepare import ExpertMatrices, prepare
 from deepinfer.ops.grouped_linear import grouped_linear
-from deepinfer.ops.moe_gate import moe_gate
+from deepinfer.ops.moe_plan import plan_block
 from deepinfer.ops.swiglu import swiglu
 
 # Matrices are gathered per row up to this many values (of w13): copying them then costs less than
@@ -18,34 +27,54 @@ _MOST_GATHERED = 2**18
 
 
 class Router(WideLinear):
-    """Router weight [E, H] and selection bias [E], both in float32 or wider."""
+    """Router weight [E, H] and selection bias [E], the bias in float32 or wider."""
 
-    def __init__(self, experts: int, hidden: int, dtype: torch.dtype) -> None:
-        super().__init__(experts, hidden, dtype)
-        self.bias = parameter(experts, dtype=dtype)
+    def __init__(self, experts: int, hidden: int, precision: Precision) -> None:
+        super().__init__(experts, hidden, precision)
+        self.bias = parameter(experts, dtype=precision.accumulate)
 
 
 class Experts(nn.Module):
     """Weights of all routed experts of a layer, stacked.
 
     Attributes:
-        w13: [E, 2, I, H], gate and up projections together; w2: [E, H, I].
+        w13: [E, 2, I, H], gate and up projections together; w2: [E, H, I]. Packed, these are e2m1
+            pairs with half as many bytes, and there are e8m0 scales; `prepare` replaces them all.
+        up, down: the packed matrices in the layout of the operators.
     """
 
-    def __init__(self, experts: int, hidden: int, width: int, dtype: torch.dtype) -> None:
+    up: ExpertMatrices
+    down: ExpertMatrices
+
+    def __init__(self, experts: int, hidden: int, width: int, precision: Precision) -> None:
         super().__init__()
-        self.w13 = parameter(experts, 2, width, hidden, dtype=dtype)
-        self.w2 = parameter(experts, hidden, width, dtype=dtype)
+        shapes = {"w13": (experts, 2, width, hidden), "w2": (experts, hidden, width)}
+        for name, (*rows, columns) in shapes.items():
+            if precision.packed:
+                codes = parameter(*rows, columns // 2, dtype=torch.uint8)
+                scales = parameter(*rows, -(-columns // FP8_GROUP), dtype=torch.uint8)
+                setattr(self, f"{name}_scale", scales)
+            else:
+                codes = parameter(*rows, columns, dtype=precision.matrix)
+            setattr(self, name, codes)
+
+    def prepare(self) -> str:
+        """Bring packed matrices into the layout of the operators; says what was done."""
+        self.up = prepare(self.w13.flatten(1, 2), self.w13_scale.flatten(1, 2))
+        self.down = prepare(self.w2, self.w2_scale)
+        for name in ("w13", "w13_scale", "w2", "w2_scale"):
+            delattr(self, name)
+        return "FP4 experts: words of eight channels, scales relative to their row"
 
 
 class SharedExpert(nn.Module):
     """The expert that every token visits."""
 
-    def __init__(self, hidden: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, hidden: int, width: int, precision: Precision) -> None:
         super().__init__()
-        self.w1 = Linear(width, hidden, dtype)
-        self.w3 = Linear(width, hidden, dtype)
-        self.w2 = Linear(hidden, width, dtype)
+        self.w1 = QuantisedLinear(width, hidden, precision)
+        self.w3 = QuantisedLinear(width, hidden, precision)
+        self.w2 = QuantisedLinear(hidden, width, precision)
 
 
 class MixtureOfExperts(nn.Module):
@@ -64,23 +93,47 @@ class MixtureOfExperts(nn.Module):
         self.selected = selected
         self.precision = precision
         hidden, width = config.hidden_size, config.moe_intermediate_size
-        self.gate = Router(experts, hidden, precision.accumulate)
-        self.experts = Experts(experts, hidden, width, precision.matrix)
-        self.shared_experts = SharedExpert(hidden, width, precision.matrix)
+        self.gate = Router(experts, hidden, precision)
+        self.experts = Experts(experts, hidden, width, precision)
+        self.shared_experts = SharedExpert(hidden, width, precision)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] and route weights [T, K] of rows `x` [T, H]."""
         logits = self.gate(x) / self.config.gate_temp
         scaling, normalise = self.config.routed_scaling_factor, self.config.norm_topk_prob
-        return moe_gate(logits, self.gate.bias, self.selected, scaling, normalise)
+        gate = self.precision.operators.moe_gate
+        found: tuple[Tensor, Tensor] = gate(
+            logits, self.gate.bias, self.selected, scaling, normalise
+        )
+        return found
 
     def _activate(self, gate: Tensor, up: Tensor, route: Tensor | None) -> Tensor:
-        return self.precision.activation(swiglu(gate, up, self.config.swiglu_limit, route))
+        hidden = self.precision.activation(swiglu(gate, up, self.config.swiglu_limit, route))
+        assert isinstance(hidden, Tensor)
+        return hidden
 
-    def _shared(self, x: Tensor) -> Tensor:
+    def _shared(self, x: Activation) -> Tensor:
         """Shared expert on quantised rows [T, H], before the sum."""
-        expert = self.shared_experts
-        return expert.w2(self._activate(expert.w1(x), expert.w3(x), None))
+        expert, limit = self.shared_experts, self.config.swiglu_limit
+        gate, up = expert.w1(x), expert.w3(x)
+        if isinstance(x, Codes):
+            quantise = self.precision.operators.swiglu_quantise
+            shared: Tensor = expert.w2(Codes(*quantise(gate, up, limit)))
+        else:
+            shared = expert.w2(self._activate(gate, up, None))
+        return shared
+
+    def _packed(self, x: Codes, ids: Tensor, weights: Tensor) -> Tensor:
+        """Routed and shared experts [T, H] by the operators for packed matrices."""
+        operators, experts = self.precision.operators, self.experts
+        block = plan_block(ids.numel(), experts.up.experts)
+        plan = operators.moe_plan(ids, experts.up.experts, block)
+        hidden = operators.expert_up(
+            *x, experts.up, *plan, weights, block, self.config.swiglu_limit
+        )
+        y = operators.expert_down(*hidden, experts.down, *plan, block)
+        total: Tensor = operators.moe_combine(y, self.selected, self._shared(x))
+        return total
 
     def _few_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Sum of routed experts [T, H] by gathering each row's matrices: no sorting, no loop."""
@@ -114,6 +167,8 @@ class MixtureOfExperts(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         ids, weights = self.route(rows)
         quantised = self.precision.activation(rows)
+        if isinstance(quantised, Codes):
+            return self._packed(quantised, ids, weights).view_as(x)
         gathered = ids.numel() * self.experts.w13[0].numel()
         routed = self._few_rows if gathered <= _MOST_GATHERED else self._many_rows
         total = routed(quantised, ids, weights) + self._shared(quantised)

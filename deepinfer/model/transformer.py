@@ -59,7 +59,7 @@ class Transformer(nn.Module):
             Layer(config, layer, precision) for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps, precision)
-        self.head = WideLinear(vocabulary, hidden, precision.accumulate)
+        self.head = WideLinear(vocabulary, hidden, precision)
         self.mtp = Drafter(config, precision)
 
     def initial_streams(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
             if layer.engram is not None:
                 streams = layer.engram(streams, state)
             if number in self.config.dspark_target_layer_ids:
-                taps.append(streams.to(pre.dtype).mean(-2).to(streams.dtype))
+                taps.append(self.precision.operators.stream_mean(streams))
             entering = layer.prepare(streams, pre)
             if layer.attn.compressor is not None:
                 layer.attn.store_entries(entering.x, state)

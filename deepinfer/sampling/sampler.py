@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import RequestError
+from deepinfer.ops.select import Operators, references
+from deepinfer.ops.token_masses import token_masses
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.philox import uniforms
-
-# Probabilities are summed as whole multiples of 2^-52. Integer sums come out the same in any order
-# (a float scan on a GPU does not), and a sum of a distribution still fits a float64 exactly.
-_UNIT = 2.0**52
-# Philox stream of draws from the model's own distribution.
-_STREAM_TOKEN = 0
 
 
 class LogitsError(RequestError):
@@ -40,6 +35,7 @@ def sample(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     positions: Sequence[int],
+    operators: Operators | None = None,
 ) -> Tensor:
     """Draws one token per row from `filtered_probabilities` by inverse CDF in vocabulary order.
 
@@ -51,6 +47,7 @@ def sample(
         params: B parameters; a row's result depends on its own entries only.
         seeds: B whole numbers in [0, 2^64), used where the row's own are resolved already.
         positions: B token positions.
+        operators: default their references.
 
     Returns:
         [B] int64. A logit of -inf is never drawn.
@@ -62,12 +59,15 @@ def sample(
     if all(row.temperature == 0 for row in params):
         _checked_max(logits)
         return logits.argmax(-1)
-    cumulative = _masses(logits, params).cumsum(-1)  # [B, V] int64
-    u = torch.from_numpy(uniforms(seeds, positions, _STREAM_TOKEN)).to(logits.device)
-    # u <= 1 - 2^-53, so the rounded product stays below the total and an id is always found; for
-    # whole numbers "more than x" and "more than floor(x)" are the same.
-    target = (u * cumulative[:, -1]).floor().long().unsqueeze(-1)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # The bits of unsigned numbers.
+    keys = torch.tensor([seeds, positions], dtype=torch.uint64).view(torch.int64)
+    operator = (operators or references()).sample_tokens
+    tokens: Tensor
+    tokens, status = operator(logits, *_tensors(params, logits.device), *keys.to(logits.device))
+    faulty = status.nonzero().flatten().tolist()
+    if faulty:
+        raise LogitsError(faulty)
+    return tokens
 
 
 def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -88,66 +88,27 @@ def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> 
     Raises:
         LogitsError: rows hold NaN, +inf or nothing but -inf.
     """
-    masses = _masses(logits, params)
+    assert len(params) == logits.shape[0]
+    _checked_max(logits)
+    masses, _ = token_masses(logits, *_tensors(params, logits.device))
     return (masses.double() / masses.sum(-1, keepdim=True).double()).float()
 
 
-def _masses(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Kept probabilities in units of 2^-52, not renormalised; [B, V] float32 -> [B, V] int64."""
-    assert len(params) == logits.shape[0]
-    largest = _checked_max(logits)
-    # Outside float32's normal range a temperature would turn 0 / T or -inf / T into NaN; at its
-    # ends the distribution already is one-hot or flat.
+def _tensors(params: Sequence[SamplingParams], device: torch.device) -> tuple[Tensor, ...]:
+    """Temperature (float32), top-k, top-p and min-p (float64) of every row, in one copy."""
+    # Too small for float32, a temperature would become 0, which means something else.
     ends = torch.finfo(torch.float32)
-    temperatures = [min(max(row.temperature, ends.tiny), ends.max) for row in params]
-    temperature = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
-    scaled = (logits - largest) / temperature.unsqueeze(-1)
-    masses = (torch.softmax(scaled, -1).double() * _UNIT).long()
-
-    # Sorting is the expensive part, so only the rows that need it are sorted.
-    cut = [i for i, row in enumerate(params) if row.top_k > 0 or row.top_p < 1]
-    if cut:
-        rows = torch.tensor(cut, device=logits.device)
-        kept = _first_in_order(logits[rows], masses[rows], [params[i] for i in cut])
-        masses[rows] = masses[rows] * kept
-    faint = [i for i, row in enumerate(params) if row.min_p > 0]
-    if faint:
-        rows = torch.tensor(faint, device=logits.device)
-        floor = [[params[i].min_p] for i in faint]
-        share = torch.tensor(floor, dtype=torch.float64, device=logits.device)
-        kept = masses[rows] >= share * masses[rows].amax(-1, keepdim=True)
-        masses[rows] = masses[rows] * kept
-    greedy = [i for i, row in enumerate(params) if row.temperature == 0]
-    if greedy:
-        rows = torch.tensor(greedy, device=logits.device)
-        masses[rows] = 0
-        masses[rows, logits[rows].argmax(-1)] = int(_UNIT)
-    return masses
+    temperatures = [t and min(max(t, ends.tiny), ends.max) for t in (r.temperature for r in params)]
+    others = ([getattr(row, name) for row in params] for name in ("top_k", "top_p", "min_p"))
+    columns = torch.tensor([temperatures, *others], dtype=torch.float64).to(device)
+    temperature, top_k, top_p, min_p = columns.unbind(0)
+    return temperature.float(), top_k.long(), top_p, min_p
 
 
-def _first_in_order(logits: Tensor, masses: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Which tokens top-k and top-p keep, both measured on the same masses; [R, V] bool.
-
-    Sorts by logit, not by mass: float32 probabilities tie where logits do not.
-    """
-    vocabulary = logits.shape[-1]
-    order = logits.sort(dim=-1, descending=True, stable=True).indices
-    in_order = masses.gather(-1, order)
-    before = in_order.cumsum(-1) - in_order  # mass of the tokens that come earlier
-    counts = [[row.top_k if 0 < row.top_k < vocabulary else vocabulary] for row in params]
-    # "off" is no bound at all: rounded masses may add up to a little more than 1.
-    bounds = [[row.top_p * _UNIT if row.top_p < 1 else torch.inf] for row in params]
-    count = torch.tensor(counts, device=logits.device)
-    bound = torch.tensor(bounds, dtype=torch.float64, device=logits.device)
-    kept = (torch.arange(vocabulary, device=logits.device) < count) & (before < bound)
-    return torch.zeros_like(kept).scatter(-1, order, kept)
-
-
-def _checked_max(logits: Tensor) -> Tensor:
-    """The largest logit of every row, [B, 1]; amax passes NaN on, so one test finds all faults."""
+def _checked_max(logits: Tensor) -> None:
+    """Refuse rows that are no distribution; amax passes NaN on, so one test finds all faults."""
     assert logits.dim() == 2 and logits.dtype == torch.float32, (logits.shape, logits.dtype)
     largest = logits.amax(-1, keepdim=True)
     usable = largest.isfinite().squeeze(-1)
     if not bool(usable.all()):
         raise LogitsError((~usable).nonzero().flatten().tolist())
-    return largest

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from deepinfer.sampling.philox import philox4x32, uniform, uniforms
+from deepinfer.testing.philox import philox4x32, uniform, uniforms
 
 WORDS = st.integers(0, 2**32 - 1)
 LONGS = st.integers(0, 2**64 - 1)

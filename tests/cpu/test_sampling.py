@@ -11,7 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,8 +20,8 @@ from torch import Tensor
 from deepinfer.errors import RequestError
 from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.philox import uniform
 from deepinfer.sampling.sampler import LogitsError, filtered_probabilities, sample
+from deepinfer.testing.philox import uniform
 
 ROOT = Path(__file__).parents[2]
 INF = float("inf")
@@ -163,7 +162,8 @@ def test_draws_at_the_ends_of_an_interval(
     monkeypatch: pytest.MonkeyPatch, u: float, token: int
 ) -> None:
     # Mass 1/2 at ids 1 and 3 alone: a boundary belongs to the token that begins there.
-    monkeypatch.setattr("deepinfer.sampling.sampler.uniforms", lambda *_: np.array([u]))
+    drawn = torch.tensor([u], dtype=torch.float64)
+    monkeypatch.setattr("deepinfer.ops.sample_tokens.reference.uniforms", lambda *_: drawn)
     row = [-INF, 0.0, -INF, 0.0, -INF]
     assert sample(one(row), [SamplingParams()], [0], [0]).tolist() == [token]
 

@@ -113,7 +113,8 @@ def draft_losses(
         reached = torch.cat([torch.ones_like(on_path[..., :1]), on_path[..., :-1]], dim=-1)
         reached = reached.cumprod(-1) * wanted
         accepted = (right & reached.bool()).float().sum() / wanted[..., 0].sum().clamp_min(1)
-    confidence = last.confidence_head(x.detach(), embedded.detach())
+    joined = torch.cat([x, embedded], dim=-1).detach().float()
+    confidence = joined @ last.confidence_head.proj.weight[0].float()
     doubt = nn.functional.binary_cross_entropy_with_logits(
         confidence, right.float(), reduction="none"
     )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.numerics import accumulate_dtype
+from deepinfer.ops.act_quant.reference import fp8_quantise
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None) -> Tensor:
@@ -24,3 +25,18 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None)
     if weight is not None:
         hidden = hidden * weight.unsqueeze(-1)
     return hidden.to(gate.dtype)
+
+
+def swiglu_quantise(
+    gate: Tensor, up: Tensor, limit: float, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """fp8_quantise(swiglu(gate, up, limit, weight)), for the matrix product that follows.
+
+    Args:
+        gate, up, limit, weight: see swiglu; I a multiple of 32.
+
+    Returns:
+        codes [..., I] float8_e4m3fn, scales [..., I/32] float32, powers of two.
+    """
+    codes, scales = fp8_quantise(swiglu(gate, up, limit, weight))
+    return codes.view(torch.float8_e4m3fn), scales

@@ -1,0 +1,5 @@
+"""Estimated chance that a draft is accepted."""
+
+from deepinfer.ops.confidence.reference import confidence
+
+__all__ = ["confidence"]
