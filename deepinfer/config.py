@@ -162,8 +162,8 @@ class EngineOptions:
         yoco_prefill: let prompt rows that nothing reads later stop at the boundary layer: compact
             leaves them out, mask computes them with the same result. Default off, which is exact.
         yoco_keep_tokens: prompt rows that a truncated prefill keeps. Default: window and rollback.
-        ops_backend: preferred backend of every operator: ref, or triton on a GPU. Default auto,
-            which is ref until the kernels have passed their cases on a GPU.
+        ops_backend: preferred backend of every operator: ref, or triton on a GPU. Default auto:
+            on a GPU the fastest kernel, on a CPU the reference.
         op: backend of one operator, like rms_norm=triton; may be given several times.
         ops_strict: an operator that falls back to its reference is an error.
         sparse_mla_backend: backend of sparse attention, the same as op sparse_attention=..., which

@@ -21,13 +21,11 @@ _OPS_HEAD = """# Operators
 Written by `python tools/write_docs.py` from `deepinfer/ops/*/spec.py`; do not edit.
 
 Every operator has a reference in plain PyTorch, which defines what is right and is the CPU path.
-Other backends are judged by the same cases. The references run unless others are asked for: the
-kernels have passed their cases in Triton's interpreter, not yet on a GPU. `--ops-backend triton`,
-`--op OPERATOR=BACKEND` and the variables of [env.md](env.md) choose them; `deepinfer ops MODEL`
-says what runs on a machine, and why.
-
-Matrix products (queries, experts, head and so on) and sampling are not operators yet: PyTorch does
-them.
+Other backends are judged by the same cases. On a GPU the Triton kernels come first, and of several
+the one that was fastest there for the number of rows (`deepinfer/ops/winners.json`). `--ops-backend`,
+`--op OPERATOR=BACKEND` and the variables of [env.md](env.md) choose otherwise; `deepinfer ops MODEL`
+says what runs on a machine, and why. Measurements are in
+[benchmarks/results](../benchmarks/results).
 """
 
 

@@ -27,6 +27,23 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """float32 `x` rounded to `dtype` (bf16 or float32) as `narrow` does, but still float32."""
+    if dtype == tl.float32:
+        return x
+    elif _ON_BITS:
+        return narrow(x, dtype).to(tl.float32)
+    else:
+        # The high half of a pair is where float32 has the same bits. A single conversion, as
+        # `narrow` compiles to where its result is not stored, takes eight times as long.
+        bits = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $1, 0f00000000;",
+            "=r,f", [x], dtype=tl.uint32, is_pure=True, pack=1,
+        )  # fmt: skip
+        return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def ceil_power_of_two(x):
     """2^ceil(log2(x)) of positive normal float32 `x`, exactly."""
     bits = x.to(tl.uint32, bitcast=True)
@@ -84,16 +101,26 @@ def decode_e4m3(code):
 
 
 @triton.jit
+def e2m1_code(half, signed):
+    """e2m1 nibble (uint32) of twice float32 `half`, 0 to 3, with the sign of `signed`.
+
+    To nearest, ties to the even code.
+    """
+    # The step of the grid is 1/2 below 2 and doubles at 2 and at 4: half the power of two below
+    # the value. The sum with 2^22 such powers is rounded to steps, which it counts in its lowest
+    # bits. A step of its exponent, which the shift brings to bit 1, stands for two codes; halves
+    # make the exponent, without such steps, a multiple of four.
+    power = tl.maximum(half, 0.5).to(tl.uint32, bitcast=True) & 0x7F800000
+    total = half + power.to(tl.float32, bitcast=True) * 4194304.0
+    bits = total.to(tl.uint32, bitcast=True)
+    sign = (signed.to(tl.uint32, bitcast=True) >> 28) & 8
+    return ((bits + (bits >> 22)) & 7) | sign
+
+
+@triton.jit
 def encode_e2m1(x):
     """e2m1 nibble (uint8) of float32 `x`, |x| at most 6, to nearest, ties to the even code."""
-    magnitude = tl.abs(x)
-    # Ties lie at the midpoints; where the even code is above, the midpoint belongs to it.
-    code = (magnitude > 0.25).to(tl.uint8) + (magnitude >= 0.75).to(tl.uint8)
-    code += (magnitude > 1.25).to(tl.uint8) + (magnitude >= 1.75).to(tl.uint8)
-    code += (magnitude > 2.5).to(tl.uint8) + (magnitude >= 3.5).to(tl.uint8)
-    code += (magnitude > 5.0).to(tl.uint8)
-    sign = (x.to(tl.uint32, bitcast=True) >> 28) & 8
-    return code | sign.to(tl.uint8)
+    return e2m1_code(tl.abs(x) * 0.5, x).to(tl.uint8)
 
 
 @triton.jit

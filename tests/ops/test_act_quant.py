@@ -66,6 +66,73 @@ def test_every_bfloat16_has_the_same_fp4_codes() -> None:
         assert torch.equal(actual, expected)
 
 
+def neighbours(x: Tensor, steps: int) -> Tensor:
+    """[..., 2 * steps + 1] float32 numbers around each positive number of `x`."""
+    steps_of_bits = torch.arange(-steps, steps + 1, dtype=torch.int32)
+    return (x.view(torch.int32).unsqueeze(-1) + steps_of_bits).view(torch.float32)
+
+
+def borders() -> tuple[Tensor, Tensor]:
+    """All e4m3 scales [126, 1], and borders between codes times each scale [126, 7], float32."""
+    scales = numerics.decode_e4m3(torch.arange(1, 127, dtype=torch.uint8)).unsqueeze(-1)
+    return scales, scales * torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+
+
+def test_quotients_by_scales_reach_borders_only_where_products_do() -> None:
+    """A value compares with b * s as its rounded quotient with b, so ties are the same."""
+    scales, products = borders()
+    assert torch.equal(products.double(), scales.double() * (products / scales).double())
+    x = neighbours(products, 40)
+    quotient, border = x / scales.unsqueeze(-1), (products / scales).unsqueeze(-1)
+    assert torch.equal((quotient - border).sign(), (x - products.unsqueeze(-1)).sign())
+
+
+def test_division_by_products_is_the_division() -> None:
+    """The steps of compiled kernels, with reciprocals that are up to two units off."""
+    scales, products = borders()
+    drawn = torch.rand(126, 4000) * 6.5 * scales
+    x = torch.cat([neighbours(products, 40).flatten(1), drawn], dim=1)
+    for off in (-2, 0, 2):
+        inverse = ((1.0 / scales).view(torch.int32) + off).view(torch.float32)
+        quotient = x * inverse
+        rest = (x.double() - quotient.double() * scales.double()).float()
+        exact = quotient.double() + rest.double() * inverse.double()
+        assert torch.equal(exact.float(), x / scales)
+
+
+def test_values_around_every_border_of_every_scale() -> None:
+    """Groups of each e4m3 scale hold all borders between codes and their neighbours."""
+    scales, products = borders()
+    around = neighbours(products, 1).flatten(1)
+    around = torch.cat([around, -around, torch.zeros(126, 3), -torch.zeros(126, 15)], dim=1)
+    x = torch.cat([(6.0 * scales).unsqueeze(1).expand(-1, 4, 1), around.view(126, 4, 15)], dim=2)
+    x = x.reshape(-1, 16).to(DEVICE)
+    for actual, expected in zip(kernels.fp4_quantise(x), fp4_quantise(x), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["fp8_quantise", "fp4_quantise", "mxfp4_quantise"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scales_of_every_magnitude(name: str, dtype: torch.dtype) -> None:
+    """Groups whose largest magnitude has any exponent, or lies at a border of scales."""
+    if dtype == torch.bfloat16:
+        bits = [torch.arange(0x180, 0x7F80, 31), torch.arange(0x3F80, 0x4080)]
+        largest = torch.cat(bits).to(torch.int16).view(dtype)
+    else:
+        powers = torch.exp2(torch.arange(-116.0, 120.0, 4.0))
+        e4m3 = numerics.decode_e4m3(torch.arange(127, dtype=torch.uint8))
+        middles = (e4m3[1:] + e4m3[:-1]) / 2 * 6.0
+        edges = torch.cat([1.5 * powers, 1.75 * powers, powers, middles, torch.tensor([1e-4])])
+        largest = neighbours(edges, 3).flatten()
+    x = torch.zeros(len(largest), 32, dtype=dtype)
+    x[:, 5], x[:, 6], x[:, 23] = largest, largest / 3, -largest
+    x = x.to(DEVICE)
+    function = {"fp8_quantise": fp8_quantise, "mxfp4_quantise": mxfp4_quantise}
+    expected = function.get(name, fp4_quantise)(x)
+    for actual, wanted in zip(getattr(kernels, name)(x), expected, strict=True):
+        assert torch.equal(actual, wanted)
+
+
 def test_leading_axes_are_kept() -> None:
     x = draw(6, 64, torch.bfloat16).view(2, 3, 64)
     assert torch.equal(kernels.act_quant(x), act_quant(x))

@@ -57,6 +57,20 @@ def test_bf16() -> None:
     assert torch.equal(found.isnan(), x.isnan())
 
 
+@triton.jit
+def _rounded(x, out, count, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    value = tl.load(x + places, mask=places < count, other=0)
+    tl.store(out + places, formats.rounded(value, tl.bfloat16), mask=places < count)
+
+
+def test_rounded_is_narrow_without_leaving_float32() -> None:
+    x = torch.cat([nasty(), torch.tensor([torch.inf, -torch.inf, -0.0])]).to(DEVICE)
+    out = torch.empty_like(x)
+    _rounded[(1,)](x, out, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))
+    assert torch.equal(out.view(torch.int32), x.to(torch.bfloat16).float().view(torch.int32))
+
+
 def test_e4m3() -> None:
     x = nasty()
     expected = numerics.encode_e4m3(x.clamp(-448, 448))

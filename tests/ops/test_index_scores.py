@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.errors import Unsupported
 from deepinfer.numerics import unpack_e2m1
-from deepinfer.ops.index_scores import candidate_scores, paged_index_scores
+from deepinfer.ops.index_scores import candidate_scores, paged_index_scores, tiles
 from deepinfer.ops.index_scores import triton as kernels
 from deepinfer.ops.kv_records import unpack_index_key
 from deepinfer.ops.registry import specs
@@ -91,8 +91,8 @@ def test_a_score_has_the_same_bits_in_every_kernel(name: str) -> None:
     """Rows that share keys, rows that do not, a row alone, and candidates."""
     arguments = case(name)
     rows, sequences = len(arguments["queries"]), len(arguments["page_table"])
-    assert kernels.rows_of_program(rows, sequences) > 1
-    assert kernels.rows_of_program(rows, rows + sequences) == 1
+    assert kernels.rows_share_keys(rows, sequences)
+    assert not kernels.rows_share_keys(rows, rows + sequences)
     together = kernels.paged_index_scores(**arguments)
     apart = kernels.paged_index_scores(**with_idle_sequences(arguments))
     assert torch.equal(together, apart)
@@ -108,12 +108,30 @@ def test_a_score_has_the_same_bits_in_every_kernel(name: str) -> None:
     assert bool((listed[:, width:] == -INF).all())
 
 
-def test_tiles_of_a_program_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = with_idle_sequences(case("chunk"))
-    arguments["width"] += 500
-    one = kernels.paged_index_scores(**arguments)
-    monkeypatch.setattr(kernels, "tiles_of_program", lambda rows, width: 2)
-    assert torch.equal(kernels.paged_index_scores(**arguments), one)
+@pytest.mark.parametrize(("shared", "ahead"), [(True, 1), (False, 2)])
+def test_division_of_work_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, shared: bool, ahead: int
+) -> None:
+    """Any number of programs for a row, tiles of any size, and keys loaded earlier or later."""
+    arguments = case("chunk")
+    if not shared:
+        arguments = with_idle_sequences(arguments)
+    arguments["width"] += 100
+    expected = kernels.paged_index_scores(**arguments)
+    monkeypatch.setattr(kernels, "splits", lambda *_: 2)
+    for name in ("ONE", "SEVERAL"):
+        shape = kernels.Shape(reps=4, ahead=ahead, programs=1)
+        monkeypatch.setattr(kernels, name, shape)
+    assert torch.equal(kernels.paged_index_scores(**arguments), expected)
+
+
+def test_splits() -> None:
+    """Every processor has work, none waits for a second round, and no program is without a tile."""
+    shape = kernels.Shape(reps=4, ahead=1, programs=528)
+    assert kernels.splits(1, 100, shape) == 1
+    assert kernels.splits(1, 16384, shape) == 128
+    assert kernels.splits(64, 16384, shape) == 8
+    assert kernels.splits(4096, 16384, shape) <= 2
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -159,8 +177,8 @@ def test_nothing_is_written_beside_the_result(
 def _unpack(words, gaps, out, DOT: tl.constexpr, PACKED: tl.constexpr):
     entry = tl.arange(0, 64)
     word = entry[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    gap = tl.load(gaps + entry)[None, :]
-    found = kernels.unpack_words(tl.load(words + word), gap, DOT, PACKED)
+    gap = tl.load(gaps + entry)[None, :, None]
+    found = tiles.unpack_words(tl.load(words + word), gap, DOT, PACKED)
     for nibble in tl.static_range(4):
         tl.store(out + nibble * 512 + word, found[nibble].to(tl.float32))
 

@@ -140,3 +140,13 @@ def test_refusals() -> None:
     refused(lambda: store_window(x, weight, EPS, rotations, cache.T, where), "adjacent")
     refused(lambda: kernels.load_window(cache, where, torch.float64), "float64")
     refused(lambda: kernels.index_query(x[None, :, :32], drawn(1, 64, 64)[2]), "rotary")
+
+
+@BACKENDS
+def test_index_queries_with_a_batch_axis(module) -> None:  # type: ignore[no-untyped-def]
+    """Rotations of the positions serve every sequence of the batch."""
+    _, _, rotations = drawn(3, 64, 32)
+    queries = torch.randn(2, 3, 4, 64).to(torch.bfloat16).to(DEVICE)
+    found = module.index_query(queries, rotations)
+    for alone, row in zip(queries, found, strict=True):
+        assert torch.equal(module.index_query(alone, rotations), row)

@@ -12,7 +12,7 @@ from deepinfer.ops.rms_norm.spec import exact_rows
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize("width", [64, 100, 1280, 5120])
+@pytest.mark.parametrize("width", [64, 100, 1280, 4160, 5120])
 def test_float32_against_float64(width: int) -> None:
     x, weight = torch.randn(3, width, device=DEVICE), torch.rand(width, device=DEVICE) + 0.5
     expected = rms_norm(x.double(), weight.double(), 1e-6)
@@ -23,7 +23,7 @@ def test_float32_against_float64(width: int) -> None:
 
 
 @pytest.mark.parametrize("act_quant", [False, True])
-@pytest.mark.parametrize("width", [128, 1280])
+@pytest.mark.parametrize("width", [128, 512, 1280, 5120])
 def test_a_row_alone_gives_what_it_gives_among_others(width: int, act_quant: bool) -> None:
     x = torch.randn(11, width).to(torch.bfloat16).to(DEVICE)
     weight = torch.rand(width, device=DEVICE)

@@ -4,6 +4,8 @@ Knows groups of channels; must not know what a tensor stands for. Groups never c
 every value depends on its own group alone.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,11 +13,19 @@ from torch import Tensor
 
 from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
-from deepinfer.kernels.launch import require_gpu
+from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP4_GROUP, FP8_GROUP, MXFP4_GROUP
 
-TILE = 2048  # values of one program
+# Values and warps of one program.
+TILES = {
+    "act_quant": (2048, 4),
+    "fp8_quantise": (2048, 4),
+    "fp4_quantise": (1024, 4),
+    "mxfp4_quantise": (2048, 4),
+}
+
+_ON_BITS = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -27,42 +37,61 @@ def reciprocal(scale):
 @triton.jit
 def fp8_scale(largest):
     """Power-of-two scale (float32) of a group whose largest magnitude is `largest`."""
-    return formats.ceil_power_of_two(tl.div_rn(tl.maximum(largest, 1e-4), 448.0))
+    # 448 is 1.75 * 2^8, and no float32 is so little above 1.75 * 2^k that its quotient would round
+    # to a power of two: the mantissa alone decides which power is next.
+    bits = tl.maximum(largest, 1e-4).to(tl.uint32, bitcast=True)
+    return (((bits + 0x1FFFFF) & 0x7F800000) - (8 << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def mxfp4_scale(largest):
     """Power-of-two scale (float32) of an MXFP4 group; the floor is 6 * 2^-126."""
-    return formats.ceil_power_of_two(tl.div_rn(tl.maximum(largest, 7.052966104933725e-38), 6.0))
+    # As in `fp8_scale`: 6 is 1.5 * 2^2.
+    bits = tl.maximum(largest, 7.052966104933725e-38).to(tl.uint32, bitcast=True)
+    return (((bits + 0x3FFFFF) & 0x7F800000) - (2 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _divide(x, divisor, inverse):
+    """x / divisor of x from 0 on, correctly rounded unless it is subnormal.
+
+    Divisors have at most four significant bits, so that no quotient lies near the middle of two
+    numbers; `inverse` is 1 / divisor to within a few units of the last place.
+    """
+    if _ON_BITS:  # the interpreter's fma rounds twice
+        return tl.div_rn(x, divisor)
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
 
 
 @triton.jit
 def fp4_scale_code(largest):
     """e4m3 byte of the scale of an FP4 group; the floor is 6 * 2^-9, the encoding stops at 448."""
-    return formats.encode_e4m3(tl.div_rn(tl.maximum(largest, 0.01171875), 6.0))
+    return formats.encode_e4m3(_divide(tl.maximum(largest, 0.01171875), 6.0, 1.0 / 6.0))
+
+
+@triton.jit
+def _round_steps(x, SMALLEST: tl.constexpr, POWERS: tl.constexpr):
+    """float32 `x` in steps of 2^-23 * POWERS of the power of two below it, at least SMALLEST."""
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = tl.abs(x)
+    power = tl.maximum(magnitude, SMALLEST).to(tl.uint32, bitcast=True) & 0x7F800000
+    # The sum is a multiple of its own last place, which is the step. The product is exact.
+    shift = power.to(tl.float32, bitcast=True) * POWERS
+    rounded = (magnitude + shift) - shift
+    return (rounded.to(tl.uint32, bitcast=True) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def round_e4m3(x):
     """float32 `x`, |x| at most 448, rounded to the e4m3 grid without leaving float32."""
-    bits = x.to(tl.uint32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    normal = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) & 0xFFF00000
-    # Below 2^-6 the step is 2^-9, which is the step of float32 around 1.5 * 2^14.
-    small = (magnitude.to(tl.float32, bitcast=True) + 24576.0) - 24576.0
-    rounded = tl.where(magnitude < 0x3C800000, small.to(tl.uint32, bitcast=True), normal)
-    return (rounded | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+    return _round_steps(x, 0.015625, 1048576.0)
 
 
 @triton.jit
 def round_e2m1(x):
     """float32 `x`, |x| at most 6, rounded to the e2m1 grid without leaving float32."""
-    bits = x.to(tl.uint32, bitcast=True)
-    magnitude = tl.abs(x)
-    # 1.5 * 2^22 has the step 1/2 of the grid below 2; the step doubles at 2 and at 4.
-    shift = tl.where(magnitude < 2.0, 6291456.0, tl.where(magnitude < 4.0, 12582912.0, 25165824.0))
-    rounded = (magnitude + shift) - shift
-    return (rounded.to(tl.uint32, bitcast=True) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+    return _round_steps(x, 1.0, 4194304.0)
 
 
 @triton.jit
@@ -92,20 +121,22 @@ def pack_fp4(even, odd):
     code = fp4_scale_code(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1))
     scale = formats.decode_e4m3(code)[:, None]
     # The scale is no power of two, and code boundaries are hit: this has to be a true division.
-    # encode_e2m1 gives everything above 5 the code of 6, which is the clamp.
-    low = formats.encode_e2m1(tl.div_rn(even, scale))
-    high = formats.encode_e2m1(tl.div_rn(odd, scale))
-    return low | (high << 4), code
+    double = scale * 2.0
+    inverse = 1.0 / double
+    low = tl.minimum(_divide(tl.abs(even), double, inverse), 3.0)
+    high = tl.minimum(_divide(tl.abs(odd), double, inverse), 3.0)
+    pair = formats.e2m1_code(low, even) | (formats.e2m1_code(high, odd) << 4)
+    return pair.to(tl.uint8), code
 
 
 @triton.jit
 def pack_mxfp4(even, odd):
     """Groups of 32 as channel pairs [n, 16] float32 to pair bytes [n, 16] and scale bytes [n]."""
     scale = mxfp4_scale(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1))
-    inverse = reciprocal(scale)[:, None]
-    low = formats.encode_e2m1(even * inverse)
-    high = formats.encode_e2m1(odd * inverse)
-    return low | (high << 4), formats.encode_e8m0(scale)
+    inverse = reciprocal(scale)[:, None] * 0.5
+    low = formats.e2m1_code(tl.abs(even) * inverse, even)
+    high = formats.e2m1_code(tl.abs(odd) * inverse, odd)
+    return (low | (high << 4)).to(tl.uint8), formats.encode_e8m0(scale)
 
 
 @triton.jit
@@ -145,6 +176,9 @@ def _fp4_quantise(x, packed, scales, groups, SIZE: tl.constexpr, GROUPS: tl.cons
         codes, scale = pack_mxfp4(even, odd)
     group = tl.arange(0, GROUPS)
     place = group[:, None] * (SIZE // 2) + tl.arange(0, SIZE // 2)[None, :]
+    # A lane stores the four bytes that a load of 16 bytes gave it: for wider stores, which the
+    # compiler would prefer, bytes would have to change lanes.
+    place = tl.max_contiguous(place, (1, 4))
     tl.store(packed + first * (SIZE // 2) + place, codes, mask=inside)
     tl.store(scales + first + group, scale, mask=first + group < groups)
 
@@ -168,6 +202,12 @@ def flat_rows(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
+def _tile(name: str, size: int) -> tuple[int, int]:
+    """Groups of `size` channels and warps of one program."""
+    values, warps = TILES[name]
+    return values // size, warps
+
+
 def act_quant(x: Tensor) -> Tensor:
     """See the reference. Inputs that are not contiguous are copied first.
 
@@ -181,8 +221,8 @@ def act_quant(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     groups = x.numel() // FP8_GROUP
     if groups:
-        size = TILE // FP8_GROUP
-        _act_quant[(triton.cdiv(groups, size),)](x, out, groups, GROUPS=size)
+        count, warps = _tile("act_quant", FP8_GROUP)
+        _act_quant[(triton.cdiv(groups, count),)](x, out, groups, GROUPS=count, num_warps=warps)
     return out
 
 
@@ -199,8 +239,9 @@ def fp8_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(shape, dtype=torch.float32, device=x.device)
     groups = scales.numel()
     if groups:
-        size = TILE // FP8_GROUP
-        _fp8_quantise[(triton.cdiv(groups, size),)](x, codes, scales, groups, GROUPS=size)
+        count, warps = _tile("fp8_quantise", FP8_GROUP)
+        grid = (triton.cdiv(groups, count),)
+        _fp8_quantise[grid](x, codes, scales, groups, GROUPS=count, num_warps=warps)
     return codes, scales
 
 
@@ -212,9 +253,11 @@ def _quantise_fp4(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     scales = torch.empty((*lead, width // size), dtype=torch.uint8, device=x.device)
     groups = scales.numel()
     if groups:
-        count = TILE // size
+        count, warps = _tile("fp4_quantise" if size == FP4_GROUP else "mxfp4_quantise", size)
         grid = (triton.cdiv(groups, count),)
-        _fp4_quantise[grid](x, packed, scales, groups, SIZE=size, GROUPS=count)
+        _fp4_quantise[grid](
+            x, packed, scales, groups, SIZE=size, GROUPS=count, num_warps=warps
+        )  # fmt: skip
     return packed, scales
 
 
@@ -236,35 +279,20 @@ def mxfp4_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantise_fp4(x, MXFP4_GROUP)
 
 
-_FP4_TYPES = {"x": "*bf16", "packed": "*u8", "scales": "*u8", "groups": "i32"}
+def _signature(
+    name: str, kernel: Any, size: int, outputs: dict[str, str], **constants: int
+) -> Signature:
+    groups, warps = _tile(name, size)
+    types = {"x": "*bf16", **outputs, "groups": "i32"}
+    constants["GROUPS"] = groups
+    return Signature(name, kernel, types, constants, warps, divisible=("groups",))
+
+
+_FP4 = {"packed": "*u8", "scales": "*u8"}
 
 SIGNATURES: tuple[Signature, ...] = (
-    Signature(
-        "act_quant",
-        _act_quant,
-        {"x": "*bf16", "out": "*bf16", "groups": "i32"},
-        {"GROUPS": TILE // FP8_GROUP},
-        divisible=("groups",),
-    ),
-    Signature(
-        "fp8_quantise",
-        _fp8_quantise,
-        {"x": "*bf16", "codes": "*u8", "scales": "*fp32", "groups": "i32"},
-        {"GROUPS": TILE // FP8_GROUP},
-        divisible=("groups",),
-    ),
-    Signature(
-        "fp4_quantise",
-        _fp4_quantise,
-        _FP4_TYPES,
-        {"SIZE": FP4_GROUP, "GROUPS": TILE // FP4_GROUP},
-        divisible=("groups",),
-    ),
-    Signature(
-        "mxfp4_quantise",
-        _fp4_quantise,
-        _FP4_TYPES,
-        {"SIZE": MXFP4_GROUP, "GROUPS": TILE // MXFP4_GROUP},
-        divisible=("groups",),
-    ),
+    _signature("act_quant", _act_quant, FP8_GROUP, {"out": "*bf16"}),
+    _signature("fp8_quantise", _fp8_quantise, FP8_GROUP, {"codes": "*u8", "scales": "*fp32"}),
+    _signature("fp4_quantise", _fp4_quantise, FP4_GROUP, _FP4, SIZE=FP4_GROUP),
+    _signature("mxfp4_quantise", _fp4_quantise, MXFP4_GROUP, _FP4, SIZE=MXFP4_GROUP),
 )

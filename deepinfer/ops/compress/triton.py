@@ -15,7 +15,8 @@ from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.rms_norm.triton import normalise_rounded
 
-TILE = 1024  # channels of one program
+TILE = 512  # channels of one program
+WARPS = 1  # of one program: no sum over a row has to pass shared memory
 
 
 @triton.jit
@@ -41,24 +42,26 @@ def _compress_groups(
     channel = tl.arange(0, BLOCK)[None, :]
     inside = (group < groups)[:, None] & (channel < DIM)
     largest = tl.full((ROWS, BLOCK), float("-inf"), dtype=tl.float32)
-    for k in tl.static_range(TOKENS):
-        place = tl.load(places + group * TOKENS + k, mask=group < groups, other=-1)[:, None]
-        gate = _token(gates, gate_stride, state + DIM, state_stride, place, kept, channel, inside)
-        largest = tl.maximum(largest, gate)
-    # Loads repeat what is in the L1 cache or still in registers.
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for k in tl.static_range(TOKENS):
-        place = tl.load(places + group * TOKENS + k, mask=group < groups, other=-1)[:, None]
-        gate = _token(gates, gate_stride, state + DIM, state_stride, place, kept, channel, inside)
-        total += tl.exp(gate - largest)
-    pooled = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    token_gates = ()
+    token_values = ()
     for k in tl.static_range(TOKENS):
         place = tl.load(places + group * TOKENS + k, mask=group < groups, other=-1)[:, None]
         gate = _token(gates, gate_stride, state + DIM, state_stride, place, kept, channel, inside)
         value = _token(values, value_stride, state, state_stride, place, kept, channel, inside)
-        pooled += tl.div_rn(tl.exp(gate - largest), total) * value
-    pooled = formats.narrow(pooled, dtype).to(tl.float32)
-    latent = normalise_rounded(pooled, weight, eps, DIM, BLOCK, dtype)
+        token_gates += (gate,)  # type: ignore[assignment]
+        token_values += (value,)  # type: ignore[assignment]
+    for k in tl.static_range(TOKENS):
+        largest = tl.maximum(largest, token_gates[k])
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    pooled = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for k in tl.static_range(TOKENS):
+        share = tl.exp(token_gates[k] - largest)
+        total += share
+        pooled += share * token_values[k]
+    # The total lies between 1 and TOKENS: a product with its reciprocal is near enough, and exact
+    # where one gate outweighs the others or two are equal.
+    pooled = formats.rounded(pooled * (1.0 / total), dtype)
+    latent = normalise_rounded(pooled, weight, eps, DIM, BLOCK, ROWS, dtype)
     # Rounded already: narrowing again changes nothing.
     tl.store(out + group[:, None] * DIM + channel, formats.narrow(latent, dtype), mask=inside)
 
@@ -96,6 +99,10 @@ def _blocks(dim: int) -> dict[str, int]:
     return {"DIM": dim, "BLOCK": block, "ROWS": max(1, TILE // block)}
 
 
+def _warps(dim: int) -> int:
+    return max(WARPS, min(triton.next_power_of_2(dim) // TILE, 16))
+
+
 def compress_groups(
     values: Tensor,
     gates: Tensor,
@@ -122,7 +129,7 @@ def compress_groups(
         _compress_groups[(triton.cdiv(groups, blocks["ROWS"]),)](
             values, gates, state, places.contiguous(), weight.contiguous(), out, groups,
             state.shape[0], values.stride(0), gates.stride(0), state.stride(0), eps,
-            TOKENS=tokens, **blocks,
+            TOKENS=tokens, num_warps=_warps(dim), **blocks,
         )  # fmt: skip
     return out
 
@@ -141,7 +148,7 @@ def store_groups(
         values, gates, blocks = _adjacent(values), _adjacent(gates), _blocks(dim)
         _store_groups[(triton.cdiv(count, blocks["ROWS"]),)](
             values, gates, state, rows.contiguous(), targets.contiguous(), count,
-            values.stride(0), gates.stride(0), state.stride(0), **blocks,
+            values.stride(0), gates.stride(0), state.stride(0), num_warps=_warps(dim), **blocks,
         )  # fmt: skip
 
 
@@ -163,6 +170,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "eps": "fp32",
         },
         {"TOKENS": 2, **_blocks(512)},
+        num_warps=_warps(512),
         divisible=tuple(_STRIDES),
     ),
     Signature(
@@ -170,6 +178,7 @@ SIGNATURES: tuple[Signature, ...] = (
         _store_groups,
         {**_POINTERS, **_STRIDES, "rows": "*i64", "targets": "*i64", "count": "i32"},
         _blocks(512),
+        num_warps=_warps(512),
         divisible=tuple(_STRIDES),
     ),
 )

@@ -66,6 +66,6 @@ SPECS: tuple[OpSpec, ...] = (
         cases=_cases,
         work=_work,
         tolerance={"confidence": Tolerance("close", 1e-4)},
-        stands_for=("dflash",),
+        stands_for=("draft_heads",),
     ),
 )

@@ -211,10 +211,11 @@ def index_query(queries: Tensor, rotations: Tensor) -> Tensor:
     """Index queries: rotated, rounded to their dtype, then to MXFP4 values.
 
     Args:
-        queries: [T, N, D]; rotations: [T, d/2] complex, one for all heads of a token.
+        queries: [..., T, N, D]; rotations: [..., T, d/2] complex, one for all heads of a token,
+            broadcast over leading axes.
 
     Returns:
-        [T, N, D] in the dtype of `queries`.
+        [..., T, N, D] in the dtype of `queries`.
     """
     return round_index(rope(queries, rotations.unsqueeze(-2)))
 

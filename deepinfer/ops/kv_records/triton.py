@@ -4,6 +4,8 @@ Knows record layouts and rows of a cache; must not know pages, rings or slots. R
 of each other. Every kernel keeps a row in registers from its load to its store.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -25,9 +27,16 @@ from deepinfer.ops.act_quant.triton import (
 from deepinfer.ops.rms_norm.triton import load_rows, normalise_rounded
 from deepinfer.ops.rope.triton import real_rotations, rotate_tail
 
-STORE_TILE = 2048  # values of one program
-LOAD_TILE = 2048
-QUERY_TILE = 4096
+# Values and warps of one program. A warp that has a whole row sums it without shared memory.
+TILES = {
+    "store_window": (512, 1),
+    "store_compressed": (512, 1),
+    "store_index_key": (1024, 4),
+    "index_query": (2048, 4),
+    "load_window": (1024, 4),
+    "load_compressed": (1024, 4),
+    "load_index_key": (1024, 4),
+}
 
 
 @triton.jit
@@ -42,12 +51,14 @@ def _store_window(
     row = flat_row[:, None]
     inside = row < rows
     value = load_rows(kv, row, inside, stride, DIM, BLOCK)
-    value = normalise_rounded(value, weight, eps, DIM, BLOCK, dtype)
+    value = normalise_rounded(value, weight, eps, DIM, BLOCK, ROWS, dtype)
     even, odd = rotate_tail(value, rotations, row, inside, DIM, TAIL, BLOCK, ROWS, dtype)
     codes, scale = pack_fp8(tl.reshape(tl.join(even, odd), (ROWS * GROUPS, 32)))
     codes = tl.reshape(codes, (ROWS, BLOCK))
     scale = tl.reshape(formats.encode_e8m0(scale), (ROWS, GROUPS))
-    column = tl.arange(0, BLOCK)[None, :]
+    # A lane stores the eight bytes that a load of 16 bytes gave it: for wider stores, which the
+    # compiler would prefer, bytes would have to change lanes.
+    column = tl.max_contiguous(tl.arange(0, BLOCK)[None, :], (1, 8))
     group = tl.arange(0, GROUPS)[None, :]
     record = records + row * (DIM + DIM // 32)
     tl.store(record + column, codes, mask=inside & (column < DIM))
@@ -73,10 +84,10 @@ def _store_fp4(
     inside = row < rows
     place = tl.load(places + flat_row, mask=flat_row < rows, other=-1)[:, None]
     kept = place >= 0
-    # Rows that go nowhere are not even read.
-    value = load_rows(x, row, kept, stride, DIM, BLOCK)
+    # Rows that go nowhere are read all the same: no load has to wait for the places.
+    value = load_rows(x, row, inside, stride, DIM, BLOCK)
     if NORM:
-        value = normalise_rounded(value, weight, eps, DIM, BLOCK, dtype)
+        value = normalise_rounded(value, weight, eps, DIM, BLOCK, ROWS, dtype)
     even, odd = rotate_tail(value, rotations, row, inside, DIM, TAIL, BLOCK, ROWS, dtype)
     even = tl.reshape(even, (ROWS * GROUPS, SIZE // 2))
     odd = tl.reshape(odd, (ROWS * GROUPS, SIZE // 2))
@@ -84,7 +95,8 @@ def _store_fp4(
         packed, scale = pack_fp4(even, odd)
     else:
         packed, scale = pack_mxfp4(even, odd)
-    byte = tl.arange(0, BLOCK // 2)[None, :]
+    # As in `_store_window`, with half as many bytes.
+    byte = tl.max_contiguous(tl.arange(0, BLOCK // 2)[None, :], (1, 4))
     group = tl.arange(0, GROUPS)[None, :]
     packed = tl.reshape(packed, (ROWS, BLOCK // 2))
     scale = tl.reshape(scale, (ROWS, GROUPS))
@@ -171,9 +183,12 @@ def _load_fp4(
     tl.store(out + flat_row[:, None] * DIM + column, value, mask=inside)
 
 
-def _blocks(dim: int, tile: int) -> dict[str, int]:
+def _blocks(name: str, dim: int) -> dict[str, int]:
+    """Constants of a kernel for records of `dim` channels, and its number of warps."""
+    values, warps = TILES[name]
     block = triton.next_power_of_2(dim)
-    return {"DIM": dim, "BLOCK": block, "ROWS": max(1, tile // block)}
+    warps = max(warps, min(block // values, 16))
+    return {"DIM": dim, "BLOCK": block, "ROWS": max(1, values // block), "num_warps": warps}
 
 
 def _require_caches(*caches: Tensor) -> None:
@@ -209,7 +224,7 @@ def store_window(
     # Without a cache the kernel touches neither of the two.
     target = cache if cache is not None else records
     where = places.contiguous() if places is not None else records
-    flat, blocks = flat_rows(kv), _blocks(dim, STORE_TILE)
+    flat, blocks = flat_rows(kv), _blocks("store_window", dim)
     _store_window[(triton.cdiv(rows, blocks["ROWS"]),)](
         flat, weight.contiguous(), turns, records, target, where, rows, flat.stride(0),
         target.stride(0), eps, TAIL=2 * turns.shape[-2], STORE=store, **blocks,
@@ -233,7 +248,8 @@ def _launch_fp4(
     rows = x.shape[0]
     if rows == 0:
         return
-    flat, blocks = flat_rows(x), _blocks(x.shape[-1], STORE_TILE)
+    name = "store_compressed" if weight is None else "store_index_key"
+    flat, blocks = flat_rows(x), _blocks(name, x.shape[-1])
     _store_fp4[(triton.cdiv(rows, blocks["ROWS"]),)](
         flat, turns if weight is None else weight.contiguous(), turns, codes, scales,
         places.contiguous(), rows, flat.stride(0), codes.stride(0), scales.stride(0), eps,
@@ -264,12 +280,12 @@ def store_index_key(
 def index_query(queries: Tensor, rotations: Tensor) -> Tensor:
     """See the reference; errors as in `store_window`. Uneven strides are copied first."""
     require_groups(queries, MXFP4_GROUP)
-    _, heads, dim = queries.shape
-    turns = real_rotations(rotations, dim)
+    *lead, heads, dim = queries.shape
+    turns = real_rotations(rotations.expand(*lead, -1), dim)
     out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     if out.numel() == 0:
         return out
-    flat, blocks = flat_rows(queries), _blocks(dim, QUERY_TILE)
+    flat, blocks = flat_rows(queries), _blocks("index_query", dim)
     _index_query[(triton.cdiv(flat.shape[0], blocks["ROWS"]),)](
         flat, turns, out, flat.shape[0], flat.stride(0), HEADS=heads, TAIL=2 * turns.shape[-2],
         **blocks,
@@ -295,7 +311,7 @@ def load_window(cache: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
     out = _values(places, dim, dtype)
     rows = places.numel()
     if rows:
-        blocks = _blocks(dim, LOAD_TILE)
+        blocks = _blocks("load_window", dim)
         _load_window[(triton.cdiv(rows, blocks["ROWS"]),)](
             cache, places.contiguous(), out, rows, cache.stride(0), **blocks
         )
@@ -310,7 +326,7 @@ def _launch_load(
     out = _values(places, dim, dtype)
     rows = places.numel()
     if rows:
-        blocks = _blocks(dim, LOAD_TILE)
+        blocks = _blocks("load_compressed" if size == FP4_GROUP else "load_index_key", dim)
         _load_fp4[(triton.cdiv(rows, blocks["ROWS"]),)](
             codes, scales, places.contiguous(), out, rows, codes.stride(0),
             scales.stride(0), SIZE=size, **blocks,
@@ -335,46 +351,73 @@ _FP4_CACHE |= {"code_stride": "i32", "scale_stride": "i32"}
 _NORMED = {"weight": "*fp32", "eps": "fp32", **_ROTATED}
 
 
-def _store_signature(name: str, dim: int, size: int, norm: bool, whole: bool) -> Signature:
-    constants = {"TAIL": 64, "SIZE": size, "NORM": norm, **_blocks(dim, STORE_TILE)}
-    divisible = ("rows", "stride", "code_stride", *(("scale_stride",) if whole else ()))
-    types = {"x": "*bf16", **_NORMED, **_FP4_CACHE}
-    return Signature(name, _store_fp4, types, constants, divisible=divisible)
+def _signature(
+    name: str,
+    kernel: Any,
+    dim: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    divisible: tuple[str, ...],
+) -> Signature:
+    blocks = _blocks(name, dim)
+    warps = blocks.pop("num_warps")
+    return Signature(name, kernel, types, {**constants, **blocks}, warps, divisible=divisible)
 
 
-def _load_signature(name: str, dim: int, size: int, whole: bool) -> Signature:
-    constants = {"SIZE": size, **_blocks(dim, LOAD_TILE)}
-    divisible = ("rows", "code_stride", *(("scale_stride",) if whole else ()))
-    types = {"out": "*bf16", "rows": "i32", **_FP4_CACHE}
-    return Signature(name, _load_fp4, types, constants, divisible=divisible)
-
-
+_STORE = {"x": "*bf16", **_NORMED, **_FP4_CACHE}
+_LOAD = {"out": "*bf16", "rows": "i32", **_FP4_CACHE}
 _WINDOW_CACHE = {"cache": "*u8", "places": "*i64", "cache_stride": "i32"}
 
 SIGNATURES: tuple[Signature, ...] = (
-    Signature(
+    _signature(
         "store_window",
         _store_window,
+        512,
         {"kv": "*bf16", "records": "*u8", **_NORMED, **_WINDOW_CACHE},
-        {"TAIL": 64, "STORE": True, **_blocks(512, STORE_TILE)},
-        divisible=("rows", "stride", "cache_stride"),
+        {"TAIL": 64, "STORE": True},
+        ("rows", "stride", "cache_stride"),
     ),
-    _store_signature("store_compressed", 512, FP4_GROUP, False, True),
-    _store_signature("store_index_key", 128, MXFP4_GROUP, True, False),
-    Signature(
+    _signature(
+        "store_compressed",
+        _store_fp4,
+        512,
+        _STORE,
+        {"TAIL": 64, "SIZE": FP4_GROUP, "NORM": False},
+        ("rows", "stride", "code_stride", "scale_stride"),
+    ),
+    _signature(
+        "store_index_key",
+        _store_fp4,
+        128,
+        _STORE,
+        {"TAIL": 64, "SIZE": MXFP4_GROUP, "NORM": True},
+        ("rows", "stride", "code_stride"),
+    ),
+    _signature(
         "index_query",
         _index_query,
+        128,
         {"queries": "*bf16", "out": "*bf16", **_ROTATED},
-        {"HEADS": 32, "TAIL": 64, **_blocks(128, QUERY_TILE)},
-        divisible=("rows", "stride"),
+        {"HEADS": 32, "TAIL": 64},
+        ("rows", "stride"),
     ),
-    Signature(
+    _signature(
         "load_window",
         _load_window,
+        512,
         {"out": "*bf16", "rows": "i32", **_WINDOW_CACHE},
-        _blocks(512, LOAD_TILE),
-        divisible=("rows", "cache_stride"),
+        {},
+        ("rows", "cache_stride"),
     ),
-    _load_signature("load_compressed", 512, FP4_GROUP, True),
-    _load_signature("load_index_key", 128, MXFP4_GROUP, False),
+    _signature(
+        "load_compressed",
+        _load_fp4,
+        512,
+        _LOAD,
+        {"SIZE": FP4_GROUP},
+        ("rows", "code_stride", "scale_stride"),
+    ),
+    _signature(
+        "load_index_key", _load_fp4, 128, _LOAD, {"SIZE": MXFP4_GROUP}, ("rows", "code_stride")
+    ),
 )

@@ -1,6 +1,6 @@
 """Triton kernel of rms_norm, and the device function that normalises rows of a tile.
 
-Knows rows; must not know where in the model they stand. A row is summed in chunks of a size that
+Knows rows; must not know where in the model they stand. A row is summed in parts of a size that
 depends on its width alone, so its result does not depend on other rows.
 """
 
@@ -16,15 +16,20 @@ from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP8_GROUP
 from deepinfer.ops.act_quant.triton import flat_rows, round_fp8
 
-TILE = 2048  # values of one program and pass, in rows of less than the largest chunk
-_LARGEST_CHUNK = 1024
-_SMALLEST_CHUNK = 64
+_CHUNK = 256  # values of a warp in one part of a row: one load of 16 bytes a lane
+_MOST_PARTS = 8
+_WARPS = 4  # of a program, for rows that need fewer
+_MOST_WARPS = 16
 
 
 @triton.jit
 def inverse_root(squares, eps, COLUMNS: tl.constexpr):
     """rsqrt(mean + eps) of rows [n, columns] of float32 squares, zero past COLUMNS."""
-    return tl.rsqrt(tl.div_rn(tl.sum(squares, axis=1), COLUMNS * 1.0) + eps)
+    total = tl.sum(squares, axis=1)
+    if COLUMNS & (COLUMNS - 1) == 0:
+        return tl.rsqrt(total * (1.0 / COLUMNS) + eps)  # exact, and without the division's branches
+    else:
+        return tl.rsqrt(tl.div_rn(total, COLUMNS * 1.0) + eps)
 
 
 @triton.jit
@@ -37,14 +42,15 @@ def load_rows(x, row, inside, stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def normalise_rounded(
-    x, weight, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
-):
-    """Rows `x` [n, BLOCK] of `load_rows` normalised and rounded to DTYPE, in float32."""
-    column = tl.arange(0, BLOCK)
+    x, weight, eps,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Rows `x` [ROWS, BLOCK] of `load_rows` normalised and rounded to DTYPE, in float32."""
+    # A tile of weights like that of values has the same layout: nothing passes shared memory.
+    column = tl.arange(0, BLOCK)[None, :] + tl.zeros((ROWS, 1), dtype=tl.int32)
     scale = tl.load(weight + column, mask=column < COLUMNS, other=0).to(tl.float32)
     inverse = inverse_root(x * x, eps, COLUMNS)
-    normed = scale[None, :] * (x * inverse[:, None])
-    return formats.narrow(normed, DTYPE).to(tl.float32)
+    return formats.rounded(scale * (x * inverse[:, None]), DTYPE)
 
 
 @triton.jit
@@ -60,50 +66,54 @@ def _rms_norm(
     ROWS: tl.constexpr,
     QUANTISE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None]
-    column = tl.arange(0, CHUNK)
-    source = x + row[:, None] * stride
-    target = out + row[:, None] * COLUMNS
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    inside = row < rows
+    column = tl.arange(0, CHUNK)[None, :]
+    source = x + row * stride
+    target = out + row * COLUMNS
+    # As in `normalise_rounded`; rows of a tile lie in different warps, so no weight comes twice.
+    scales = weight + tl.zeros((ROWS, 1), dtype=tl.int32)
     squares = tl.zeros((ROWS, CHUNK), dtype=tl.float32)
+    # The row stays in registers, in parts: one tile would have to be as wide as the next power of
+    # two. Weights are on their way while the squares are summed.
+    values = ()
+    weights = ()
     for part in tl.static_range((COLUMNS + CHUNK - 1) // CHUNK):
         here = part * CHUNK + column
         mask = inside
         if COLUMNS % CHUNK != 0:
-            mask = inside & (here < COLUMNS)[None, :]
-        value = tl.load(source + here[None, :], mask=mask, other=0).to(tl.float32)
+            mask = inside & (here < COLUMNS)
+        values += (tl.load(source + here, mask=mask, other=0),)  # type: ignore[assignment]
+        weights += (tl.load(scales + here, mask=mask, other=0),)  # type: ignore[assignment]
+    for part in tl.static_range((COLUMNS + CHUNK - 1) // CHUNK):
+        value = values[part].to(tl.float32)  # type: ignore[var-annotated]
         squares += value * value
     inverse = inverse_root(squares, eps, COLUMNS)[:, None]
-    # The second pass finds the row in the L1 cache: keeping it in registers would need a tile as
-    # wide as the next power of two, 60 % more work at 5120 columns.
     for part in tl.static_range((COLUMNS + CHUNK - 1) // CHUNK):
         here = part * CHUNK + column
         mask = inside
         if COLUMNS % CHUNK != 0:
-            mask = inside & (here < COLUMNS)[None, :]
-        value = tl.load(source + here[None, :], mask=mask, other=0).to(tl.float32)
-        scale = tl.load(weight + here, mask=here < COLUMNS, other=0).to(tl.float32)
-        normed = formats.narrow(scale[None, :] * (value * inverse), out.dtype.element_ty)
+            mask = inside & (here < COLUMNS)
+        normed = weights[part] * (values[part].to(tl.float32) * inverse)
         if QUANTISE:
-            groups = tl.reshape(normed.to(tl.float32), (ROWS * CHUNK // 32, 32))
-            rounded = tl.reshape(round_fp8(groups), (ROWS, CHUNK))
-            normed = rounded.to(out.dtype.element_ty)  # exact: no rounding here
-        tl.store(target + here[None, :], normed, mask=mask)
-
-
-def chunk_of(columns: int) -> int:
-    """Columns of one pass: a power of two that divides `columns` where one of some size does."""
-    dividing = columns & -columns
-    if dividing >= _SMALLEST_CHUNK:
-        return min(dividing, _LARGEST_CHUNK)
-    return min(max(triton.next_power_of_2(columns), FP8_GROUP), _LARGEST_CHUNK)
+            normed = formats.rounded(normed, out.dtype.element_ty)
+            groups = tl.reshape(normed, (ROWS * CHUNK // 32, 32))
+            # Exact in the narrow type: nothing is rounded when it is stored.
+            normed = tl.reshape(round_fp8(groups), (ROWS, CHUNK))
+        tl.store(target + here, formats.narrow(normed, out.dtype.element_ty), mask=mask)
 
 
 def _blocks(columns: int) -> dict[str, int]:
-    chunk = chunk_of(columns)
-    # Wide rows get a program each: few of them should still reach every multiprocessor.
-    rows = 1 if chunk == _LARGEST_CHUNK else TILE // chunk
-    return {"COLUMNS": columns, "CHUNK": chunk, "ROWS": rows}
+    """Constants of `_rms_norm` and its number of warps.
+
+    They depend on the width alone, and with them the order of a row's sum: other rows change none
+    of its bits.
+    """
+    chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(columns, _MOST_PARTS)))
+    chunk = min(chunk, max(triton.next_power_of_2(columns), FP8_GROUP))
+    warps = min(max(_WARPS, chunk // _CHUNK), _MOST_WARPS)
+    rows = max(1, warps * _CHUNK // chunk)
+    return {"COLUMNS": columns, "CHUNK": chunk, "ROWS": rows, "num_warps": warps}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, act_quant: bool = False) -> Tensor:
@@ -140,6 +150,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, act_quant: bool = False) -> 
 
 
 def _signature(columns: int, quantise: bool) -> Signature:
+    blocks = _blocks(columns)
+    warps = blocks.pop("num_warps")
     return Signature(
         f"rms_norm-{columns}{'-act_quant' if quantise else ''}",
         _rms_norm,
@@ -151,7 +163,8 @@ def _signature(columns: int, quantise: bool) -> Signature:
             "stride": "i32",
             "eps": "fp32",
         },
-        {"QUANTISE": quantise, **_blocks(columns)},
+        {"QUANTISE": quantise, **blocks},
+        num_warps=warps,
         divisible=("rows", "stride"),
     )
 

@@ -55,8 +55,8 @@ def rotate_tail(
     cosine, sine = tl.split(tl.reshape(turn, (ROWS, BLOCK // 2, 2)))
     real, imaginary = rotate(even, odd, cosine, sine)
     tail = (tl.arange(0, BLOCK // 2) >= (DIM - TAIL) // 2)[None, :]
-    even = tl.where(tail, formats.narrow(real, DTYPE).to(tl.float32), even)
-    odd = tl.where(tail, formats.narrow(imaginary, DTYPE).to(tl.float32), odd)
+    even = tl.where(tail, formats.rounded(real, DTYPE), even)
+    odd = tl.where(tail, formats.rounded(imaginary, DTYPE), odd)
     return even, odd
 
 

@@ -55,6 +55,6 @@ SPECS: tuple[OpSpec, ...] = (
         ),
         cases=_cases,
         work=_work,
-        stands_for=("schedule_mtp_varlen",),
+        stands_for=("schedule_varlen",),
     ),
 )  # fmt: skip

@@ -62,6 +62,6 @@ SPECS: tuple[OpSpec, ...] = (
         cases=_cases,
         work=_work,
         tolerance=dict.fromkeys(("mean", "out"), Tolerance("rounding", 2**-7, 0.01)),
-        stands_for=("dflash",),
+        stands_for=("draft_heads",),
     ),
 )
