@@ -20,6 +20,7 @@ import triton
 from baselines import baselines
 from timing import Timing, copy_bandwidth, fp8_throughput, matrix_throughput, measure
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import Case, OpSpec, size_of
 from deepinfer.testing.operators import check_case, load_backend
@@ -86,6 +87,10 @@ def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iter
         try:
             function = load_backend(backend)
             check_case(spec, function, case, DEVICE)
+        except Unsupported as error:
+            if not backend.narrow:
+                yield {**known, "backend": backend.name, "failed": f"Unsupported: {error}"}
+            continue
         except Exception as error:
             # A failed case is a result, and the other operators are still to be measured.
             failed = f"{type(error).__name__}: {error}"[:300]

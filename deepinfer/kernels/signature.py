@@ -21,6 +21,7 @@ class Signature:
         constants: value of every tl.constexpr argument.
         divisible: arguments that are multiples of 16 (pointers always are).
         spills: most bytes of stack per thread that are accepted.
+        maxnreg: registers that the launcher allows a thread, None for what the compiler wants.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Signature:
     num_stages: int = 3
     divisible: tuple[str, ...] = ()
     spills: int = 0
+    maxnreg: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ def compile_sm90(signature: Signature) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = signature.kernel.arg_names
     attributes = {
@@ -58,8 +61,13 @@ def compile_sm90(signature: Signature) -> Resources:
         if signature.types.get(name, "").startswith("*") or name in signature.divisible
     }
     types = {n: signature.types.get(n, "constexpr") for n in names}
-    source = ASTSource(signature.kernel, types, dict(signature.constants), attributes)
-    options = {"num_warps": signature.num_warps, "num_stages": signature.num_stages}
+    kind = GluonASTSource if signature.kernel.is_gluon() else ASTSource
+    source = kind(signature.kernel, types, dict(signature.constants), attributes)
+    options: dict[str, int] = {"num_warps": signature.num_warps}
+    if kind is ASTSource:
+        options["num_stages"] = signature.num_stages
+    if signature.maxnreg is not None:
+        options["maxnreg"] = signature.maxnreg
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     registers, stack = _usage(compiled.asm["cubin"])
     return Resources(registers, stack, compiled.metadata.shared)

@@ -74,6 +74,11 @@ class Attention(nn.Module):
     def _project(self, mixed: Tensor) -> Tensor:
         """Head outputs [rows, N, D] to [rows, H]: heads of one group share a low-rank product."""
         grouped = mixed.unflatten(-2, (self.groups, -1)).flatten(-2)
-        weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
-        low = torch.einsum("...gd,god->...go", grouped.to(weight.dtype), weight).to(mixed.dtype)
-        return self.wo_b(self.precision.activation(low.flatten(-2)))
+        if self.precision.packed:
+            low = self.precision.operators.grouped_output(grouped.flatten(0, -3), self.wo_a.weight)
+            low = low.view(*grouped.shape[:-2], -1)
+        else:
+            weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
+            parts = torch.einsum("...gd,god->...go", grouped.to(weight.dtype), weight)
+            low = parts.to(mixed.dtype).flatten(-2)
+        return self.wo_b(self.precision.activation(low))

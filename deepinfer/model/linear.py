@@ -10,18 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer.numerics import FP8_GROUP, accumulate_dtype
+from deepinfer.ops.fp8_linear import fp8_widen_weight
+from deepinfer.ops.fp8_linear.reference import WIDE_GROUP
 from deepinfer.ops.select import Operators, references
 
 
 class Codes(NamedTuple):
-    """Activations as packed matrices take them: e4m3 codes [..., C], scales [..., C/32] float32."""
+    """Activations as packed matrices take them: rows of e4m3 codes and of their scales.
+
+    Attributes:
+        codes: [T, C] uint8; scales: [T, C/128] or [T, C/32] float32.
+        lead: leading axes that the T rows had.
+    """
 
     codes: Tensor
     scales: Tensor
-
-    def rows(self) -> "Codes":
-        """The same with one leading axis."""
-        return Codes(*(part.flatten(0, -2).view(part.shape[:-1].numel(), -1) for part in self))
+    lead: torch.Size
 
 
 Activation = Tensor | Codes
@@ -53,6 +57,11 @@ class Precision:
         return accumulate_dtype(self.dtype)
 
     @property
+    def wide_scales(self) -> bool:
+        """Whether FP8 products take scales per 128 channels (docs/numerics.md), not per 32."""
+        return self.operators.fp8_linear.backend == "triton"
+
+    @property
     def wide(self) -> torch.dtype:
         """Storage of the bfloat16 matrices whose products are not rounded below float32."""
         return self.dtype if self.packed else self.accumulate
@@ -60,7 +69,10 @@ class Precision:
     def activation(self, x: Tensor) -> Activation:
         """`x` as an FP8 or FP4 matrix sees it."""
         if self.packed:
-            return Codes(*self.operators.fp8_quantise(x))
+            ops = self.operators
+            quantise = ops.fp8_quantise_wide if self.wide_scales else ops.fp8_quantise
+            codes, scales = quantise(x.reshape(-1, x.shape[-1]))
+            return Codes(codes, scales, x.shape[:-1])
         quantised: Tensor = self.operators.act_quant(x) if self.act_quant else x
         return quantised
 
@@ -122,14 +134,19 @@ class QuantisedLinear(nn.Module):
 
     def prepare(self) -> str:
         """Bring a packed matrix into the layout of the operators; says what was done."""
-        return "FP8 matrix as stored"
+        if not self.precision.wide_scales or self.weight.shape[1] % WIDE_GROUP:
+            return "FP8 matrix as stored"
+        weight, scale, moved = fp8_widen_weight(self.weight, self.scale)
+        self.weight, self.scale = (nn.Parameter(t, requires_grad=False) for t in (weight, scale))
+        exact = "every value as it was" if not moved.any() else "values within 2^-10 of their scale"
+        return f"FP8 matrix with a scale per 32 x 128, {exact}"
 
     def forward(self, x: Activation) -> Tensor:
         """[..., in] to [..., out] in the dtype of activations."""
         if isinstance(x, Codes):
             multiply = self.precision.operators.fp8_linear
-            y: Tensor = multiply(*x.rows(), self.weight, self.scale, self.precision.dtype)
-            return y.view(*x.codes.shape[:-1], -1)
+            y: Tensor = multiply(x.codes, x.scales, self.weight, self.scale, self.precision.dtype)
+            return y.view(*x.lead, -1)
         return nn.functional.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 

@@ -43,6 +43,10 @@ class Experts(nn.Module):
         up, down: the packed matrices in the layout of the operators.
     """
 
+    w13: nn.Parameter
+    w2: nn.Parameter
+    w13_scale: nn.Parameter
+    w2_scale: nn.Parameter
     up: ExpertMatrices
     down: ExpertMatrices
 
@@ -118,21 +122,24 @@ class MixtureOfExperts(nn.Module):
         gate, up = expert.w1(x), expert.w3(x)
         if isinstance(x, Codes):
             quantise = self.precision.operators.swiglu_quantise
-            shared: Tensor = expert.w2(Codes(*quantise(gate, up, limit)))
+            codes, scales = quantise(gate, up, limit)
+            shared: Tensor = expert.w2(Codes(codes.view(torch.uint8), scales, x.lead))
         else:
             shared = expert.w2(self._activate(gate, up, None))
         return shared
 
-    def _packed(self, x: Codes, ids: Tensor, weights: Tensor) -> Tensor:
-        """Routed and shared experts [T, H] by the operators for packed matrices."""
+    def _packed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Routed and shared experts [T, H] of rows [T, H] by the operators for packed matrices."""
         operators, experts = self.precision.operators, self.experts
         block = plan_block(ids.numel(), experts.up.experts)
         plan = operators.moe_plan(ids, experts.up.experts, block)
         hidden = operators.expert_up(
-            *x, experts.up, *plan, weights, block, self.config.swiglu_limit
-        )
+            *operators.fp8_quantise(x), experts.up, *plan, weights, block,
+            self.config.swiglu_limit,
+        )  # fmt: skip
         y = operators.expert_down(*hidden, experts.down, *plan, block)
-        total: Tensor = operators.moe_combine(y, self.selected, self._shared(x))
+        shared = self._shared(self.precision.activation(x))
+        total: Tensor = operators.moe_combine(y, self.selected, shared)
         return total
 
     def _few_rows(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -166,9 +173,10 @@ class MixtureOfExperts(nn.Module):
         """[..., H] to [..., H]; routed and shared outputs are summed in float32, rounded once."""
         rows = x.reshape(-1, x.shape[-1])
         ids, weights = self.route(rows)
+        if self.precision.packed:
+            return self._packed(rows, ids, weights).view_as(x)
         quantised = self.precision.activation(rows)
-        if isinstance(quantised, Codes):
-            return self._packed(quantised, ids, weights).view_as(x)
+        assert isinstance(quantised, Tensor)
         gathered = ids.numel() * self.experts.w13[0].numel()
         routed = self._few_rows if gathered <= _MOST_GATHERED else self._many_rows
         total = routed(quantised, ids, weights) + self._shared(quantised)

@@ -28,8 +28,8 @@ PACKAGES = {"tilelang": "tile_kernels"}
 
 
 def package_of(backend: str) -> str | None:
-    """The package that a backend needs, by its name: triton, triton_split and so on need Triton."""
-    return "triton" if backend.startswith("triton") else PACKAGES.get(backend)
+    """The package that a backend needs, by its name: Triton has Gluon too."""
+    return "triton" if backend.startswith(("triton", "gluon")) else PACKAGES.get(backend)
 
 
 @dataclass(frozen=True)
@@ -182,18 +182,22 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
 def _fastest(spec: OpSpec, preference: str, wishes: Wishes) -> Operator | None:
     """What was measured, if nothing speaks against it.
 
-    A preference for Triton is one for any of its kernels. Kernels of one operator agree within
+    A preference for Triton is one for any of its kernels, Gluon's included; what a narrow one
+    refuses goes to the one that takes everything. Kernels of one operator agree within
     rounding only: which one runs may not depend on the rows where results may not.
     """
     buckets = winners(wishes.gpu).get(spec.name, ())
     if not buckets or preference not in ("auto", "triton") or wishes.batch_invariant:
         return None
-    found: list[tuple[int | None, Callable[..., Any]]] = []
+    found: list[tuple[int | None, list[Callable[..., Any]]]] = []
+    narrow = {backend.name for backend in spec.backends if backend.narrow}
     for bucket in buckets:
-        function = _implementation(spec, bucket.backend, wishes)
-        if isinstance(function, str):
+        names = [bucket.backend, "triton"] if bucket.backend in narrow else [bucket.backend]
+        functions = [_implementation(spec, name, wishes) for name in names]
+        usable = [function for function in functions if not isinstance(function, str)]
+        if len(usable) < len(names):
             return None
-        found.append((bucket.rows, function))
+        found.append((bucket.rows, usable))
     return Operator(
         spec, describe(buckets), ByRows(found), f"fastest on {wishes.gpu}", wishes.strict
     )

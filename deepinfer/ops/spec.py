@@ -85,11 +85,14 @@ class Backend:
     Attributes:
         function: "package.module:name", imported when it is chosen.
         batch_invariant: a row's result does not depend on the other rows.
+        narrow: made for the released forms on a GPU: it refuses other cases, and no interpreter
+            can run it.
     """
 
     name: str
     function: str
     batch_invariant: bool = True
+    narrow: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from deepinfer.errors import Unsupported
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -41,16 +43,23 @@ def describe(buckets: tuple[Bucket, ...]) -> str:
 
 
 class ByRows:
-    """One function of several, by the rows of the first argument."""
+    """One function of several, by the rows of the first argument.
 
-    def __init__(self, buckets: list[tuple[int | None, Callable[..., Any]]]) -> None:
+    Args:
+        buckets: most rows, or None, and functions of which the next does what one refuses.
+    """
+
+    def __init__(self, buckets: list[tuple[int | None, list[Callable[..., Any]]]]) -> None:
         assert buckets[-1][0] is None, "the last bucket takes any number of rows"
         self._buckets = buckets
 
     def __call__(self, first: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Arguments and results are those of the reference."""
         rows = first.shape[0]
-        for most, function in self._buckets:
-            if most is None or rows <= most:
+        functions = next(found for most, found in self._buckets if most is None or rows <= most)
+        for function in functions[:-1]:
+            try:
                 return function(first, *args, **kwargs)
-        raise AssertionError("the last bucket takes any number of rows")
+            except Unsupported:
+                continue
+        return functions[-1](first, *args, **kwargs)

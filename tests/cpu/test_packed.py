@@ -11,6 +11,8 @@ from deepinfer.checkpoint.loader import load_model
 from deepinfer.model.linear import Precision
 from deepinfer.model.recompute import recompute
 from deepinfer.model.transformer import Transformer
+from deepinfer.ops import select as selection
+from deepinfer.ops.select import Wishes
 from deepinfer.testing.compare import distances
 from tests.cpu.model_helpers import ORACLE_FOLDER, loaded, random_ids
 
@@ -43,3 +45,16 @@ def test_the_loader_says_what_it_did(tiny_folder: Path, caplog: pytest.LogCaptur
         model_of(tiny_folder, packed=True)
     assert "x FP4 experts" in caplog.text
     assert "x FP8 matrix" in caplog.text
+
+
+def test_exact_products_keep_matrices_as_stored(tiny_folder: Path) -> None:
+    """The twin that applies every scale needs no other layout."""
+    wishes = Wishes(operators={"fp8_linear": "triton_exact"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "_interpreted", lambda: True)
+        operators = selection.select(wishes)
+    precision = Precision(torch.bfloat16, torch.bfloat16, packed=True, operators=operators)
+    assert not precision.wide_scales
+    model = load_model(tiny_folder, load_model_config(tiny_folder), precision, CPU)
+    projection = model.layers[0].attn.wq_a
+    assert projection.scale.shape == (projection.weight.shape[0] // 32, 128 // 32)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepinfer.errors import Unsupported
 from deepinfer.ops import select as selection
 from deepinfer.ops.registry import specs
 from deepinfer.ops.select import Wishes, select
@@ -44,7 +45,12 @@ def test_what_comes_before_measurements() -> None:
 
 
 def test_rows_decide() -> None:
-    pick = ByRows([(2, lambda x: "few"), (8, lambda x: "some"), (None, lambda x: "many")])
+    def refuse(x: torch.Tensor) -> str:
+        raise Unsupported("never")
+
+    pick = ByRows([
+        (2, [lambda x: "few"]), (8, [refuse, lambda x: "some"]), (None, [lambda x: "many"]),
+    ])  # fmt: skip
     found = [pick(torch.zeros(rows, 1)) for rows in (0, 2, 3, 8, 9, 500)]
     assert found == ["few", "few", "some", "some", "many", "many"]
 

@@ -32,11 +32,13 @@ class Shape(NamedTuple):
         reps: eights of entries that each warp takes of a tile; even, as a product takes 16.
         ahead: tiles whose keys are on their way while one is scored.
         programs: programs that run at the same time; more would wait for these to end.
+        registers: of a thread at most, None for what the compiler wants.
     """
 
     reps: int
     ahead: int
     programs: int
+    registers: int | None = None
 
     @property
     def tile(self) -> int:
@@ -44,9 +46,9 @@ class Shape(NamedTuple):
         return 8 * WARPS * self.reps
 
 
-ONE = Shape(reps=2, ahead=1, programs=792)  # rows alone
+ONE = Shape(reps=4, ahead=1, programs=528)  # rows alone
 LISTED = Shape(reps=2, ahead=1, programs=792)  # candidates
-SEVERAL = Shape(reps=2, ahead=1, programs=264)  # rows that may share keys
+SEVERAL = Shape(reps=2, ahead=1, programs=792, registers=168)  # rows that may share keys
 TOGETHER = 4  # rows of a program that may share keys
 
 
@@ -248,6 +250,7 @@ def _constants(
         "PACKED": not INTERPRETED,
         "num_warps": WARPS,
         "num_stages": 1,  # loads run ahead by hand, in registers
+        "maxnreg": shape.registers,
     }
 
 
@@ -389,6 +392,7 @@ SIGNATURES: tuple[Signature, ...] = (
         {**_RELEASED, "REPS": SEVERAL.reps, "AHEAD": SEVERAL.ahead, "ROWS": TOGETHER},
         num_stages=1,
         divisible=_DIVISIBLE,
+        maxnreg=SEVERAL.registers,
     ),
     Signature(
         "candidate_scores",

@@ -18,7 +18,7 @@ from deepinfer.ops.act_quant.triton import flat_rows, round_fp8
 
 _CHUNK = 256  # values of a warp in one part of a row: one load of 16 bytes a lane
 _MOST_PARTS = 8
-_WARPS = 4  # of a program, for rows that need fewer
+_WARPS = 1  # of a program, for rows that need fewer
 _MOST_WARPS = 16
 
 

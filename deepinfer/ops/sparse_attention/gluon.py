@@ -27,7 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.records import UNIT
-from deepinfer.ops.sparse_attention.decode import HALF_KEYS, combine_kernel
+from deepinfer.kernels.signature import Signature
+from deepinfer.ops.sparse_attention.decode import HALF_KEYS, SPLIT_KEYS, combine_kernel
 from deepinfer.ops.sparse_attention.gluon_tiles import (
     BF16_ROWS,
     BUFFERS,
@@ -222,8 +223,8 @@ def sparse_attention_kernel(
 
 _FP8_RECORD = D.value + D.value // 32
 _FP4_RECORD = D.value // 2 + D.value // 16
-# Of 168 registers a thread, the decoding warps keep 104 and leave 200 to the others.
-OPTIONS = {"REGISTERS": 104, "num_warps": 8, "maxnreg": 168}
+# Of 168 registers a thread, the decoding warps keep 112 and leave 196 to the others.
+OPTIONS = {"REGISTERS": 112, "num_warps": 8, "maxnreg": 168}
 
 
 def _check(queries: Tensor, lists: tuple[Tensor, ...], sink: Tensor) -> None:
@@ -353,6 +354,21 @@ def sparse_attention_halves(
                            scale, HALF_KEYS)  # fmt: skip
 
 
+def sparse_attention_split(
+    queries: Tensor,
+    window: Tensor,
+    own: Tensor,
+    window_index: Tensor,
+    compressed: Tensor | None,
+    compressed_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """As `sparse_attention_halves`, with 128 keys for each program, for very few rows."""
+    return split_attention(queries, window, own, window_index, compressed, compressed_index, sink,
+                           scale, SPLIT_KEYS)  # fmt: skip
+
+
 def split_attention(
     queries: Tensor,
     window: Tensor,
@@ -377,3 +393,28 @@ def split_attention(
         SPLITS=sums.shape[0], num_warps=2,
     )  # fmt: skip
     return out, lse
+
+
+def _signature(name: str, split: bool) -> Signature:
+    types = {
+        **dict.fromkeys(("queries", "out"), "*bf16"),
+        **dict.fromkeys(("ring", "own", "compressed"), "*u8"),
+        **dict.fromkeys(("window_index", "compressed_index"), "*i32"),
+        **dict.fromkeys(("sink", "lse", "tops"), "*fp32"),
+        **dict.fromkeys((*_SIZES, "token_stride", "head_stride"), "i32"),
+        "scale": "fp32",
+    }  # fmt: skip
+    constants = {"PLACES": (128, 512), "ROWS": (528, 528, 288), "SPLIT": split,
+                 "REGISTERS": OPTIONS["REGISTERS"]}  # fmt: skip
+    # What is spilled are addresses, outside of the loop that multiplies.
+    return Signature(
+        name, sparse_attention_kernel, {**types, "out": "*fp32"} if split else types, constants,
+        num_warps=8, divisible=("token_stride", "head_stride"), spills=160,
+        maxnreg=OPTIONS["maxnreg"],
+    )  # fmt: skip
+
+
+SIGNATURES: tuple[Signature, ...] = (
+    _signature("sparse_attention, Gluon", False),
+    _signature("sparse_attention_split, Gluon", True),
+)

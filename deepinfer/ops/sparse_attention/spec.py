@@ -196,6 +196,8 @@ def _work(arguments: Arguments) -> Work:
     return Work(2 * size_of(queries) + records + lists + 4 * T * N, 4 * T * N * (W + K) * D)
 
 
+_GLUON = "deepinfer.ops.sparse_attention.gluon"
+
 SPECS: tuple[OpSpec, ...] = (
     OpSpec(
         name="sparse_attention",
@@ -218,6 +220,9 @@ SPECS: tuple[OpSpec, ...] = (
             Backend(
                 "triton_halves", "deepinfer.ops.sparse_attention.decode:sparse_attention_halves"
             ),
+            Backend("gluon", f"{_GLUON}:sparse_attention", narrow=True),
+            Backend("gluon_halves", f"{_GLUON}:sparse_attention_halves", narrow=True),
+            Backend("gluon_split", f"{_GLUON}:sparse_attention_split", narrow=True),
             Backend("triton_split", "deepinfer.ops.sparse_attention.decode:sparse_attention_split"),
         ),
         cases=_cases,

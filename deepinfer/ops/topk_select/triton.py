@@ -55,9 +55,9 @@ class _Plan(NamedTuple):
 
 MANY_ROWS = 512
 # As little time for a row as possible.
-_FEW = _Plan(tile=8192, whole=16384, each=16, chunk=4096)
+_FEW = _Plan(tile=4096, whole=16384, each=32, chunk=2048)
 # As few instructions as possible, and several rows at a time on a multiprocessor.
-_MANY = _Plan(tile=4096, whole=16384, each=32, chunk=4096, registers=5)
+_MANY = _Plan(tile=4096, whole=16384, each=32, chunk=4096, registers=4)
 
 
 @triton.jit
