@@ -19,6 +19,7 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.loading import Loaded, load
 from deepinfer.engine.output import OutputText, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
+from deepinfer.engine.warmup import warm_up
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.speculative.greedy import GreedySpeculation, Round
@@ -70,6 +71,14 @@ class LLM:
         self._engine = Engine(loaded.config, loaded.model, loaded.token_map)
         self._count = 0
         self._inbox: dict[str, deque[StreamChunk]] = {}
+
+    def warm_up(self) -> int:
+        """Compile and load every kernel now, so that no request has to wait for one.
+
+        Returns:
+            How many kernels there are; 0 without a GPU.
+        """
+        return warm_up(self._engine)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the begin-of-sentence token in front."""

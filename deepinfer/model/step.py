@@ -104,8 +104,9 @@ class StepLayout:
         return (self.positions + 1) // ratio
 
     def most_visible(self, ratio: int) -> int:
-        """The largest of them."""
-        return (int(self.host_positions.max(initial=-1)) + 1) // ratio
+        """The largest of them; on a GPU the next multiple of 64, so that kernels stay the same."""
+        most = (int(self.host_positions.max(initial=-1)) + 1) // ratio
+        return max(1, -(-most // 64)) * 64 if self.device.type == "cuda" else most
 
     @cached_property
     def floors(self) -> Tensor:

@@ -150,14 +150,14 @@ def _load_groups(x, groups, SIZE: tl.constexpr, GROUPS: tl.constexpr):
     return value, first, place, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _act_quant(x, out, groups, GROUPS: tl.constexpr):
     value, first, place, inside = _load_groups(x, groups, 32, GROUPS)
     rounded = round_fp8(value).to(out.dtype.element_ty)  # exact: no rounding here
     tl.store(out + first * 32 + place, rounded, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _fp8_quantise(x, codes, scales, groups, GROUPS: tl.constexpr):
     value, first, place, inside = _load_groups(x, groups, 32, GROUPS)
     packed, scale = pack_fp8(value)
@@ -166,7 +166,7 @@ def _fp8_quantise(x, codes, scales, groups, GROUPS: tl.constexpr):
     tl.store(scales + first + group, scale, mask=first + group < groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _fp4_quantise(x, packed, scales, groups, SIZE: tl.constexpr, GROUPS: tl.constexpr):
     value, first, _, inside = _load_groups(x, groups, SIZE, GROUPS)
     even, odd = tl.split(tl.reshape(value, (GROUPS, SIZE // 2, 2)))

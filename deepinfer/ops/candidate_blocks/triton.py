@@ -18,7 +18,7 @@ MAX_BLOCK = 1024
 COLUMNS = 512  # selected columns of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _block_best(
     scores,
     visible,

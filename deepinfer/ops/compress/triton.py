@@ -31,7 +31,7 @@ def _token(
     return tl.where(old, stored, fresh)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "kept"])
 def _compress_groups(
     values, gates, state, places, weight, out, groups, kept,
     value_stride, gate_stride, state_stride, eps,
@@ -66,7 +66,7 @@ def _compress_groups(
     tl.store(out + group[:, None] * DIM + channel, formats.narrow(latent, dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _store_groups(
     values, gates, state, rows, targets, count, value_stride, gate_stride, state_stride,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,

@@ -14,7 +14,7 @@ from deepinfer.kernels.signature import Signature
 COLUMNS = 512  # entries of one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages"])
 def _entry_places(
     entries,
     sequence,

@@ -99,7 +99,7 @@ def _publish(WARPS: tl.constexpr, PACKED: tl.constexpr):
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages"])
 def _score_row(
     queries,
     weights,
@@ -149,7 +149,7 @@ def _score_row(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pages"])
 def _score_rows(
     queries,
     weights,

@@ -39,7 +39,7 @@ TILES = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _store_window(
     kv, weight, rotations, records, cache, places, rows, stride, cache_stride, eps,
     DIM: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -71,7 +71,7 @@ def _store_window(
         tl.store(entry + DIM + group, scale, mask=kept & (group < DIM // 32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _store_fp4(
     x, weight, rotations, codes, scales, places, rows, stride, code_stride, scale_stride, eps,
     DIM: tl.constexpr, TAIL: tl.constexpr, SIZE: tl.constexpr, NORM: tl.constexpr,
@@ -104,7 +104,7 @@ def _store_fp4(
     tl.store(scales + place * scale_stride + group, scale, mask=kept & (group < DIM // SIZE))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _index_query(
     queries, rotations, out, rows, stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr,
@@ -136,7 +136,7 @@ def _load_scales(
     return tl.load(scales + place * stride + number, mask=mask, other=0)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _load_window(
     cache, places, out, rows, cache_stride,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -156,7 +156,7 @@ def _load_window(
     tl.store(out + flat_row[:, None] * DIM + column, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _load_fp4(
     codes, scales, places, out, rows, code_stride, scale_stride,
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,

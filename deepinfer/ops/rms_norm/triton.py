@@ -53,7 +53,7 @@ def normalise_rounded(
     return formats.rounded(scale * (x * inverse[:, None]), DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x,
     weight,

@@ -60,7 +60,7 @@ def rotate_tail(
     return even, odd
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rope(
     x,
     rotations,
