@@ -14,8 +14,7 @@ Arguments = dict[str, Any]
 Make = Callable[[Arguments], Callable[[], Any]]
 
 # References worth compiling, at their largest case alone: each takes seconds to compile.
-COMPILED = ("act_quant", "fp8_quantise", "hyper_connection_step", "rms_norm", "store_window",
-            "swiglu")  # fmt: skip
+COMPILED = ("act_quant", "hyper_connection_step", "rms_norm", "store_window")
 
 
 def _topk(a: Arguments) -> Callable[[], Any]:
@@ -39,16 +38,25 @@ def _index_select(a: Arguments) -> Callable[[], Any]:
     return lambda: torch.nn.functional.embedding(a["index"], a["table"])
 
 
-def _dense(a: Arguments) -> Callable[[], Any]:
-    x, weight = a["x"], a["weight"]
-    return lambda: torch.nn.functional.linear(x.to(weight.dtype), weight)
+def _bfloat16(a: Arguments) -> Callable[[], Any]:
+    codes, weight = a["codes"], a["weight"]
+    x = torch.randn(codes.shape, device=codes.device, dtype=torch.bfloat16)
+    matrix = torch.randn(weight.shape, device=codes.device, dtype=torch.bfloat16)
+    return lambda: torch.nn.functional.linear(x, matrix)
 
 
-TORCH: dict[str, tuple[str, Make]] = {
-    "topk_select": ("torch.topk", _topk),
-    "rms_norm": ("torch rms_norm", _fused_norm),
-    "gather_rows": ("torch embedding", _index_select),
-    "linear": ("cuBLAS", _dense),
+def _scaled_mm(a: Arguments) -> Callable[[], Any]:
+    codes, weight = (a[name].view(torch.float8_e4m3fn) for name in ("codes", "weight"))
+    rows = torch.ones(codes.shape[0], 1, device=codes.device)
+    columns = torch.ones(1, weight.shape[0], device=codes.device)
+    return lambda: torch._scaled_mm(codes, weight.t(), rows, columns, out_dtype=torch.bfloat16)
+
+
+TORCH: dict[str, tuple[tuple[str, Make], ...]] = {
+    "topk_select": (("torch.topk", _topk),),
+    "rms_norm": (("torch rms_norm", _fused_norm),),
+    "gather_rows": (("torch embedding", _index_select),),
+    "fp8_linear": (("cuBLAS bf16", _bfloat16), ("torch._scaled_mm, scales per row", _scaled_mm)),
 }
 FLAG_GEMS: dict[str, Make] = {"rms_norm": _flag_gems_norm}
 
@@ -60,8 +68,7 @@ def baselines(
 
     compiled: with torch.compile of the reference, where that is worth its time.
     """
-    if name in TORCH:
-        yield TORCH[name]
+    yield from TORCH.get(name, ())
     if name in FLAG_GEMS and importlib.util.find_spec("flag_gems") is not None:
         yield "FlagGems", FLAG_GEMS[name]
     if compiled and name in COMPILED:

@@ -23,7 +23,7 @@ from timing import Timing, copy_bandwidth, fp8_throughput, matrix_throughput, me
 from deepinfer.errors import Unsupported
 from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import Case, OpSpec, size_of
-from deepinfer.testing.operators import check_case, load_backend
+from deepinfer.testing.operators import check_case, copies_of, load_backend
 
 DEVICE = torch.device("cuda")
 _ROTATED = 150_000_000  # bytes that all copies of the inputs have together: three L2 caches
@@ -31,26 +31,11 @@ _MOST_COPIES = 64
 Row = dict[str, Any]
 
 
-def _copy(value: Any) -> Any:
-    """The same values in other memory, with the same strides."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return value
-    size = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-    if size > 4 * value.numel():  # rows far apart: the whole of it would not fit
-        return value
-    # On the host it stays where it is: pinned memory has no cache to rotate out of.
-    if value.device.type != "cuda":
-        return value
-    memory = torch.empty(size, dtype=value.dtype, device=value.device)
-    return memory.as_strided(value.shape, value.stride()).copy_(value)
-
-
 def _copies(case: Case) -> list[dict[str, Any]]:
     first = case.arguments(DEVICE)
     tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
     count = min(_MOST_COPIES, max(1, -(-_ROTATED // max(1, size_of(*tensors)))))
-    others = [{name: _copy(value) for name, value in first.items()} for _ in range(count - 1)]
-    return [first, *others]
+    return [first] if count == 1 else copies_of(case, DEVICE, count)
 
 
 def _rows(copy: dict[str, Any]) -> int:
@@ -81,8 +66,9 @@ def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iter
     def timed(function: Callable[..., Any]) -> Timing:
         return measure([lambda given=given: function(**given) for given in copies])
 
-    reference = timed(spec.reference)
-    yield row("ref", reference)
+    if case.kind != "large":
+        reference = timed(spec.reference)
+        yield row("ref", reference)
     for backend in spec.backends:
         try:
             function = load_backend(backend)
@@ -140,7 +126,7 @@ def main() -> int:
     for spec in specs().values():
         if arguments.op and spec.name not in arguments.op:
             continue
-        cases = [c for c in spec.cases() if c.kind == "released"]
+        cases = [c for c in spec.cases() if c.kind in ("released", "large")]
         cases = [c for c in cases if (arguments.case or "") in c.name]
         for case in cases:
             for row in measure_case(spec, case, ceilings, case is cases[-1]):

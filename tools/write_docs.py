@@ -22,9 +22,9 @@ Written by `python tools/write_docs.py` from `deepinfer/ops/*/spec.py`; do not e
 
 Every operator has a reference in plain PyTorch, which defines what is right and is the CPU path.
 Other backends are judged by the same cases. On a GPU the Triton kernels come first, and of several
-the one that was fastest there for the number of rows (`deepinfer/ops/winners.json`). `--ops-backend`,
-`--op OPERATOR=BACKEND` and the variables of [env.md](env.md) choose otherwise; `deepinfer ops MODEL`
-says what runs on a machine, and why. Measurements are in
+the one that was fastest there for the number of rows (`deepinfer/ops/winners.json`).
+`--ops-backend`, `--op OPERATOR=BACKEND` and the variables of [env.md](env.md) choose otherwise;
+`deepinfer ops MODEL` says what runs on a machine, and why. Measurements are in
 [benchmarks/results](../benchmarks/results).
 """
 

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         grouped = mixed.unflatten(-2, (self.groups, -1)).flatten(-2)
         if self.precision.packed:
             low = self.precision.operators.grouped_output(grouped.flatten(0, -3), self.wo_a.weight)
-            low = low.view(*grouped.shape[:-2], -1)
+            low = low.view(*grouped.shape[:-2], low.shape[-1])
         else:
             weight = self.wo_a.weight.unflatten(0, (self.groups, -1))
             parts = torch.einsum("...gd,god->...go", grouped.to(weight.dtype), weight)

@@ -94,7 +94,7 @@ class Linear(nn.Module):
         """[..., in] to [..., out] in the dtype of `x`."""
         if self.precision.packed:
             y: Tensor = self.precision.operators.linear(x.reshape(-1, x.shape[-1]), self.weight)
-            return y.view(*x.shape[:-1], -1)
+            return y.view(*x.shape[:-1], y.shape[-1])
         return nn.functional.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 
@@ -111,7 +111,7 @@ class WideLinear(nn.Module):
         if self.precision.packed:
             flat = x.reshape(-1, x.shape[-1])
             y: Tensor = self.precision.operators.wide_linear(flat, self.weight)
-            return y.view(*x.shape[:-1], -1)
+            return y.view(*x.shape[:-1], y.shape[-1])
         return nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
 
@@ -146,7 +146,7 @@ class QuantisedLinear(nn.Module):
         if isinstance(x, Codes):
             multiply = self.precision.operators.fp8_linear
             y: Tensor = multiply(x.codes, x.scales, self.weight, self.scale, self.precision.dtype)
-            return y.view(*x.lead, -1)
+            return y.view(*x.lead, y.shape[-1])
         return nn.functional.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
 

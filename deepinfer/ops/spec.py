@@ -56,12 +56,13 @@ class Case:
 
     Attributes:
         name: unique within the operator.
-        kind: tiny fits an interpreter, hostile is tiny and nasty, released has V4.1 sizes.
+        kind: tiny fits an interpreter, hostile is tiny and nasty, released has V4.1 sizes, large
+            has such as need tens of gigabytes, for benchmarks alone.
         make: keyword arguments on a device, from a seeded CPU generator.
     """
 
     name: str
-    kind: Literal["tiny", "hostile", "released"]
+    kind: Literal["tiny", "hostile", "released", "large"]
     make: Callable[[torch.Generator, torch.device], Arguments]
 
     def arguments(self, device: torch.device) -> Arguments:

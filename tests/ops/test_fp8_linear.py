@@ -20,6 +20,7 @@ from deepinfer.ops.fp8_quantise_wide import triton as quantiser
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TILES = [Tile(16, 64, 4, 8), Tile(32, 64, 4, 8), Tile(64, 64, 4, 6), Tile(128, 128, 8, 4)]
+TILES += [tile._replace(ahead=True) for tile in TILES]
 BACKENDS = [kernels.fp8_linear, kernels.fp8_linear_exact]
 
 
@@ -94,7 +95,7 @@ def test_tiles_and_splits_do_not_change_bits(rows: int, monkeypatch: pytest.Monk
     arguments = draw(rows, 130, 4096 if DEVICE.type == "cuda" else 512)
     first = with_tile(arguments, TILES[2])
     assert far(first, fp8_linear(*arguments, torch.float32)) < 2e-4
-    for tile in TILES[3:] if rows > 100 else TILES:
+    for tile in (TILES[3], TILES[7]) if rows > 100 else TILES:
         assert same(with_tile(arguments, tile), first), tile
     monkeypatch.setattr(products, "PROCESSORS", 1)
     for tile in (TILES[2], TILES[3]):
@@ -108,6 +109,17 @@ def test_large_tiles_take_scales_in_any_order() -> None:
     for layout in (scales.contiguous(), columns):
         y = with_tile((codes, layout, *arguments[2:]), TILES[3])
         assert same(y, with_tile(arguments, TILES[2]))
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_scales_anywhere_in_memory(offset: int) -> None:
+    """Buffered scales of the weight come as aligned words, whatever a word begins with."""
+    codes, scales, weight, weight_scales = draw(5, 72, 768)
+    memory = torch.full((weight_scales.numel() + 8,), 255, dtype=torch.uint8, device=DEVICE)
+    moved = memory[offset : offset + weight_scales.numel()].view(weight_scales.shape)
+    moved.copy_(weight_scales)
+    y = with_tile((codes, scales, weight, moved), TILES[4])
+    assert torch.equal(y, with_tile((codes, scales, weight, weight_scales), TILES[0]))
 
 
 def test_nan_and_zero_stay_in_their_rows() -> None:
@@ -244,11 +256,14 @@ def test_chunks_are_equal(outputs: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 40, 520, 4096, 8191])
-@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("groups", [1, 8, 0])
 def test_telling_rows_meet_every_form(most: int, groups: int) -> None:
+    """Of products of bfloat16, and, without groups, of FP8."""
+    tile_of = products.tile_of if groups else products.fp8_tile_of
+
     def form(rows: int, outputs: int) -> tuple[object, ...]:
-        tile = products.tile_of(rows, outputs, groups)
-        spread = products.grid_of(rows, outputs, groups, tile, 4)[1] > 1
+        tile = tile_of(rows, outputs, *[groups][:groups])
+        spread = products.grid_of(rows, outputs, max(1, groups), tile, 4)[1] > 1
         return tile, spread, products.alignment(rows, tile.rows)
 
     for outputs in (1, 64, 72, 130, 384, 512, 1024, 1280, 4096, 5120, 129280):

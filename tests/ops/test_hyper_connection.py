@@ -42,7 +42,7 @@ def test_float32_streams(kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4])
-def test_bf16_products_are_as_good_as_float32(kernels: ModuleType, size: float) -> None:
+def test_bf16_products_are_nearly_as_good_as_float32(kernels: ModuleType, size: float) -> None:
     a = draw(torch.Generator().manual_seed(3), DEVICE, 4, 4, 96, size=size)
     a["base"], a["scale"] = torch.zeros_like(a["base"]), torch.ones_like(a["scale"])
     names = ("streams", "fn", "base", "scale", "iterations", "hc_eps", "norm_eps")

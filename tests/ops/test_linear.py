@@ -19,7 +19,13 @@ from deepinfer.ops.wide_linear import triton as wide_kernels
 from deepinfer.ops.wide_linear import wide_linear
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TILES = [Tile(16, 64, 4, 8), Tile(32, 64, 4, 8), Tile(64, 64, 4, 6), Tile(128, 128, 8, 4)]
+TILES = [
+    Tile(16, 64, 4, 8),
+    Tile(32, 64, 4, 8),
+    Tile(64, 64, 4, 6),
+    Tile(128, 128, 8, 4),
+    Tile(256, 128, 8, 3),
+]
 
 
 def draw(rows: int, outputs: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -81,7 +87,7 @@ def test_tiles_and_splits_do_not_change_bits(rows: int, monkeypatch: pytest.Monk
     first = kernels.product(x, weight, torch.float32, TILES[2])
     exact = x.double() @ weight.double().T
     assert far(first, exact) < 1e-5
-    for tile in TILES[3:] if rows > 100 else TILES:
+    for tile in TILES[3:] if rows > 100 else TILES[:4]:
         assert same(kernels.product(x, weight, torch.float32, tile), first), tile
     monkeypatch.setattr(products, "PROCESSORS", 1)
     for tile in (TILES[2], TILES[3]):

@@ -17,14 +17,62 @@ from deepinfer.kernels.experts import (
     as_operand,
     as_words,
     exact_products,
+    fragment_warps,
     require_rows,
-    tile_rows,
+    short_rows,
+    tile_bounds,
 )
 from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.expert_up.prepare import ExpertMatrices
 
 COLUMNS = 128  # of y, in one program
+
+
+@triton.jit
+def _down_tile(
+    x,
+    x_scales,
+    codes,
+    shifts,
+    base,
+    order,
+    out,
+    first,
+    start,
+    end,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    EXACT: tl.constexpr,
+    WARPS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Columns from `first` on of plan rows from `start` to `end`, at most BM, of one expert."""
+    row = start + tl.arange(0, BM)
+    exists = row < end
+    column = first + tl.arange(0, BN)
+    inside = column < ROWS
+    n = tl.where(inside, column, 0)
+    own_base = tl.load(base + n).to(tl.int32)
+    slot = tl.load(order + row, mask=exists, other=0).to(tl.int64)
+    source = tl.where(exists, row, 0).to(tl.int64)
+    if EXACT:
+        y = exact_products(
+            x, x_scales, source, exists, codes, shifts, n, inside, own_base,
+            WIDTH, CHUNKS, BN, BM, PACKED,
+        )  # fmt: skip
+    else:
+        y = aligned_products(
+            x, source * (CHUNKS * 128), exists, codes, shifts, n, inside,
+            CHUNKS, BN, BM, WARPS, PACKED,
+        )  # fmt: skip
+        y = y * formats.decode_e8m0(own_base + 6)[:, None] * tl.load(x_scales + source)[None, :]
+    value = formats.narrow(tl.trans(y), tl.bfloat16)
+    place = slot[:, None] * ROWS + column[None, :]
+    tl.store(out + place, value, mask=exists[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -43,40 +91,36 @@ def _down(
     CHUNKS: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
+    SHORT: tl.constexpr,
     EXACT: tl.constexpr,
     ONLY: tl.constexpr,
+    WARPS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """One tile. ONLY: 0 every tile, 1 tiles whose matrix rows all fit, 2 the others."""
-    expert, row, exists = tile_rows(ends, tiles, BM)
+    expert, start, end = tile_bounds(ends, tiles)
     if expert < 0:
         return
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside = column < ROWS
-    n = tl.where(inside, column, 0)
-    own_base = tl.load(base + expert * ROWS + n).to(tl.int32)
+    first = tl.program_id(0) * BN
+    base += expert * ROWS
     if ONLY != 0:
-        fits = tl.min(own_base, axis=0) > 0
-        if fits != (ONLY == 1):
+        n = first + tl.arange(0, BN)
+        lowest = tl.load(base + tl.where(n < ROWS, n, 0)).to(tl.int32)
+        if (tl.min(lowest, axis=0) > 0) != (ONLY == 1):
             return
-    slot = tl.load(order + row, mask=exists, other=0).to(tl.int64)
-    source = tl.where(exists, row, 0).to(tl.int64)
-    codes += expert * (ROWS * CHUNKS * (64 if PACKED else 16))
-    shifts += expert * (ROWS * CHUNKS)
-    if EXACT:
-        y, _ = exact_products(
-            x, x_scales, source, codes, shifts, n, n, inside, own_base, own_base,
-            WIDTH, ROWS, CHUNKS, BN, BM, False, PACKED,
+    PADDED: tl.constexpr = (ROWS + 63) // 64 * 64
+    codes += expert * (PADDED * CHUNKS * (64 if PACKED else 16))
+    shifts += expert * (PADDED * CHUNKS)
+    if SHORT > 0 and end - start <= SHORT:
+        _down_tile(
+            x, x_scales, codes, shifts, base, order, out, first, start, end,
+            WIDTH, ROWS, CHUNKS, BN, SHORT, EXACT, WARPS, PACKED,
         )  # fmt: skip
     else:
-        y, _ = aligned_products(
-            x, source * (CHUNKS * 128), codes, shifts, n, n, inside,
-            ROWS, CHUNKS, BN, BM, False, PACKED,
+        _down_tile(
+            x, x_scales, codes, shifts, base, order, out, first, start, end,
+            WIDTH, ROWS, CHUNKS, BN, BM, EXACT, WARPS, PACKED,
         )  # fmt: skip
-        y = y * formats.decode_e8m0(own_base + 6)[:, None] * tl.load(x_scales + source)[None, :]
-    value = formats.narrow(tl.trans(y), tl.bfloat16)
-    place = slot[:, None] * ROWS + column[None, :]
-    tl.store(out + place, value, mask=exists[:, None] & inside[None, :])
 
 
 def options_of(block: int, exact: bool) -> dict[str, int]:
@@ -89,10 +133,12 @@ def options_of(block: int, exact: bool) -> dict[str, int]:
 def _launch(arguments: list[Tensor], weights: ExpertMatrices, block: int, **how: int) -> None:
     columns = min(COLUMNS, triton.next_power_of_2(weights.rows)) if INTERPRETED else COLUMNS
     grid = (triton.cdiv(weights.rows, columns), len(arguments[7]))
+    options = options_of(block, bool(how["EXACT"]))
     _down[grid](
         *arguments, WIDTH=weights.width, ROWS=weights.rows, CHUNKS=weights.chunks,
-        BN=columns, BM=block, PACKED=not INTERPRETED, **how,
-        **options_of(block, bool(how["EXACT"])),
+        BN=columns, BM=block, SHORT=short_rows(block, bool(how["EXACT"])),
+        WARPS=fragment_warps(options["num_warps"], columns), PACKED=not INTERPRETED,
+        **how, **options,
     )  # fmt: skip
 
 
@@ -177,8 +223,10 @@ SIGNATURES: tuple[Signature, ...] = tuple(
             "CHUNKS": 18,
             "BN": COLUMNS,
             "BM": block,
+            "SHORT": short_rows(block, bool(exact)),
             "EXACT": exact,
             "ONLY": only,
+            "WARPS": options_of(block, bool(exact))["num_warps"],
             "PACKED": True,
         },
         num_warps=options_of(block, bool(exact))["num_warps"],

@@ -2,10 +2,9 @@
 
 Knows FP4 matrices with a scale per 32 channels; must not know kernels. No value changes.
 
-64 channels are two groups of 32. A word of 32 bits holds four channels of the first group and the
-four at the same places of the second: magnitudes in its eight groups of four bits (first group in
-the low half), signs in the bits between, bit 8i + 7 that of channel i of the first group and bit
-8i + 3 that of the second. A kernel can use either half as it is to look up a table.
+A word of 32 bits holds eight channels of one group: magnitudes in groups of four bits, signs in the
+bits between, bit 8i + 7 that of channel i and bit 8i + 3 that of channel 4 + i. A kernel can use
+either half as it is to look up a table. 64 rows of 128 channels follow each other in memory.
 """
 
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from deepinfer.numerics import decode_e8m0, pack_nibbles, unpack_e2m1
 
 CHUNK = 128  # channels of one word of shifts
+TILE_ROWS = 64
 _MOST_SHIFT = 12  # 6 * 2^(12 - 6) is below the largest e4m3 value, 0.5 * 2^(1 - 6) is normal
 
 
@@ -24,8 +24,8 @@ class ExpertMatrices:
     """One matrix of every expert: value = e2m1 * 2^(base + shift - 127).
 
     Attributes:
-        codes: [E, N, C * 64] uint8, N rows of C * 128 channels, zeros past the last one.
-        shifts: [E, C, N] int32, byte g: the exponent of group 4 c + g above that of the row.
+        codes: [E, N/64, C, 64, 64] uint8, tiles of 64 rows and 128 channels, zeros past the last.
+        shifts: [E, N/64, C, 64] int32, byte g: the exponent of group 4 c + g above the row's.
         base: [E, N] uint8. Shifts lie between 1 and 12, so that e4m3 holds value * 2^(121 - base);
             where a row's scales differ by more, its base is 0 and shifts are the scales' bytes.
         width: channels.
@@ -46,29 +46,39 @@ class ExpertMatrices:
     @property
     def rows(self) -> int:
         """N."""
-        return self.codes.shape[1]
+        return self.base.shape[1]
 
     @property
     def chunks(self) -> int:
         """C."""
-        return self.shifts.shape[1]
+        return self.shifts.shape[2]
 
 
 def _pack_words(nibbles: Tensor) -> Tensor:
-    """[..., n] nibbles, n a multiple of 64, to [..., n/2] bytes of words."""
-    pairs = nibbles.unflatten(-1, (-1, 2, 8, 4)).movedim(-3, -2).flatten(-2)  # [..., 8 words, 8]
-    size, sign = pairs & 7, pairs >> 3
+    """[..., n] nibbles, n a multiple of 8, to [..., n/2] bytes of words."""
+    words = nibbles.unflatten(-1, (-1, 8))
+    size, sign = words & 7, words >> 3
     packed = size[..., 0::2] | (size[..., 1::2] << 4) | (sign[..., :4] << 7) | (sign[..., 4:] << 3)
-    return packed.flatten(-3)
+    return packed.flatten(-2)
 
 
 def _unpack_words(codes: Tensor) -> Tensor:
     """[..., n/2] bytes of words to [..., n] nibbles."""
-    words = codes.unflatten(-1, (-1, 8, 4))
+    words = codes.unflatten(-1, (-1, 4))
     size = torch.stack([words & 7, (words >> 4) & 7], dim=-1).flatten(-2)
     sign = torch.cat([words >> 7, (words >> 3) & 1], dim=-1)
-    pairs = (size | (sign << 3)).unflatten(-1, (2, 4))
-    return pairs.movedim(-2, -3).flatten(-4)
+    return (size | (sign << 3)).flatten(-2)
+
+
+def _to_tiles(rows: Tensor, chunks: int) -> Tensor:
+    """[N, C * n] to [N/64, C, 64, n], zeros past the last row."""
+    missing = -len(rows) % TILE_ROWS
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, missing))
+    return padded.view(-1, TILE_ROWS, chunks, rows.shape[1] // chunks).transpose(1, 2)
+
+
+def _from_tiles(tiles: Tensor, rows: int) -> Tensor:
+    return tiles.transpose(1, 2).flatten(0, 1).flatten(1)[:rows]
 
 
 def _shifts(nibbles: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,17 +109,20 @@ def prepare(packed: Tensor, scales: Tensor) -> ExpertMatrices:
     assert width % 32 == 0, width
     chunks = -(-width // CHUNK)
     device = packed.device
-    codes = torch.empty((experts, rows, chunks * 64), dtype=torch.uint8, device=device)
-    shifts = torch.empty((experts, chunks, rows), dtype=torch.int32, device=device)
+    tiles = (experts, -(-rows // TILE_ROWS), chunks, TILE_ROWS)
+    codes = torch.empty((*tiles, 64), dtype=torch.uint8, device=device)
+    shifts = torch.empty(tiles, dtype=torch.int32, device=device)
     base = torch.empty((experts, rows), dtype=torch.uint8, device=device)
     missing = chunks * CHUNK - width
     for number in range(experts):  # one at a time: nibbles take four times the room
         one = packed[number]
         nibbles = torch.stack([one & 15, one >> 4], dim=-1).flatten(-2)
         shift, base[number] = _shifts(nibbles, scales[number])
-        codes[number] = _pack_words(torch.nn.functional.pad(nibbles, (0, missing)))
+        codes[number] = _to_tiles(
+            _pack_words(torch.nn.functional.pad(nibbles, (0, missing))), chunks
+        )
         padded = torch.nn.functional.pad(shift, (0, missing // 32), value=1)
-        shifts[number] = padded.contiguous().view(torch.int32).T
+        shifts[number] = _to_tiles(padded.contiguous().view(torch.int32), chunks).squeeze(-1)
     return ExpertMatrices(codes, shifts, base, width, bool((base > 0).all()))
 
 
@@ -118,9 +131,10 @@ def dequantise(weights: ExpertMatrices, dtype: torch.dtype) -> Tensor:
     shape = (weights.experts, weights.rows, weights.width)
     out = torch.empty(shape, dtype=dtype, device=weights.codes.device)
     for number in range(weights.experts):
-        values = unpack_e2m1(pack_nibbles(_unpack_words(weights.codes[number])))
-        shift = weights.shifts[number].T.clone(memory_format=torch.contiguous_format)
-        shift = shift.view(torch.uint8)[:, : weights.width // 32]
+        codes = _from_tiles(weights.codes[number], weights.rows)
+        values = unpack_e2m1(pack_nibbles(_unpack_words(codes)))
+        shift = _from_tiles(weights.shifts[number].unsqueeze(-1), weights.rows)
+        shift = shift.contiguous().view(torch.uint8)[:, : weights.width // 32]
         scale = decode_e8m0(shift + weights.base[number].unsqueeze(-1))
         groups = values[:, : weights.width].unflatten(-1, (-1, 32)) * scale.unsqueeze(-1)
         out[number] = groups.flatten(-2)

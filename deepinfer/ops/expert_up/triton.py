@@ -23,8 +23,12 @@ from deepinfer.kernels.experts import (
     as_operand,
     as_words,
     exact_products,
+    fragment_warps,
+    paired_rows,
     require_rows,
-    tile_rows,
+    short_rows,
+    split_pairs,
+    tile_bounds,
 )
 from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
@@ -63,6 +67,57 @@ def _store_groups(hidden, codes, scales, row, exists, first, HALF: tl.constexpr,
 
 
 @triton.jit
+def _up_tile(
+    x,
+    x_scales,
+    codes,
+    shifts,
+    base,
+    order,
+    route,
+    out,
+    out_scales,
+    limit,
+    first,
+    start,
+    end,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SELECTED: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    EXACT: tl.constexpr,
+    WARPS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Columns from `first` on of plan rows from `start` to `end`, at most BM, of one expert."""
+    row = start + tl.arange(0, BM)
+    exists = row < end
+    n, column = paired_rows(first, WARPS, HALF, BN)
+    inside = column < HALF
+    own_base = tl.load(base + n).to(tl.int32)
+    slot = tl.load(order + row, mask=exists, other=0)
+    token = (slot // SELECTED).to(tl.int64)
+    if EXACT:
+        both = exact_products(
+            x, x_scales, token, exists, codes, shifts, n, inside, own_base,
+            WIDTH, CHUNKS, 2 * BN, BM, PACKED,
+        )  # fmt: skip
+    else:
+        both = aligned_products(
+            x, token * (CHUNKS * 128), exists, codes, shifts, n, inside,
+            CHUNKS, 2 * BN, BM, WARPS, PACKED,
+        )  # fmt: skip
+        scale = formats.decode_e8m0(own_base + 6)
+        both = both * scale[:, None] * tl.load(x_scales + token)[None, :]
+    gate, up = split_pairs(both, WARPS)
+    weight = tl.load(route + slot, mask=exists, other=0)
+    hidden = _activate(gate, up, weight, limit)
+    _store_groups(hidden, out, out_scales, row, exists, first, HALF, BN)
+
+
+@triton.jit
 def _up(
     x,
     x_scales,
@@ -82,51 +137,44 @@ def _up(
     SELECTED: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
+    SHORT: tl.constexpr,
     EXACT: tl.constexpr,
     ONLY: tl.constexpr,
+    WARPS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     """One tile. ONLY: 0 every tile, 1 tiles whose matrix rows all fit, 2 the others."""
-    expert, row, exists = tile_rows(ends, tiles, BM)
+    expert, start, end = tile_bounds(ends, tiles)
     if expert < 0:
         return
     first = tl.program_id(0) * BN
-    n = first + tl.arange(0, BN)
-    inside = n < HALF
-    n = tl.where(inside, n, 0)
-    first_base = tl.load(base + expert * (2 * HALF) + n).to(tl.int32)
-    second_base = tl.load(base + expert * (2 * HALF) + HALF + n).to(tl.int32)
+    base += expert * (2 * HALF)
     if ONLY != 0:
-        fits = tl.min(tl.minimum(first_base, second_base), axis=0) > 0
-        if fits != (ONLY == 1):
+        n, _ = paired_rows(first, WARPS, HALF, BN)
+        if (tl.min(tl.load(base + n).to(tl.int32), axis=0) > 0) != (ONLY == 1):
             return
-    slot = tl.load(order + row, mask=exists, other=0)
-    token = (slot // SELECTED).to(tl.int64)
-    codes += expert * (2 * HALF * CHUNKS * (64 if PACKED else 16))
-    shifts += expert * (2 * HALF * CHUNKS)
-    if EXACT:
-        gate, up = exact_products(
-            x, x_scales, token, codes, shifts, n, n + HALF, inside, first_base, second_base,
-            WIDTH, 2 * HALF, CHUNKS, BN, BM, True, PACKED,
+    ROWS: tl.constexpr = (2 * HALF + 63) // 64 * 64
+    codes += expert * (ROWS * CHUNKS * (64 if PACKED else 16))
+    shifts += expert * (ROWS * CHUNKS)
+    if SHORT > 0 and end - start <= SHORT:
+        _up_tile(
+            x, x_scales, codes, shifts, base, order, route, out, out_scales, limit,
+            first, start, end, WIDTH, HALF, CHUNKS, SELECTED, BN, SHORT, EXACT, WARPS, PACKED,
         )  # fmt: skip
     else:
-        gate, up = aligned_products(
-            x, token * (CHUNKS * 128), codes, shifts, n, n + HALF, inside,
-            2 * HALF, CHUNKS, BN, BM, True, PACKED,
+        _up_tile(
+            x, x_scales, codes, shifts, base, order, route, out, out_scales, limit,
+            first, start, end, WIDTH, HALF, CHUNKS, SELECTED, BN, BM, EXACT, WARPS, PACKED,
         )  # fmt: skip
-        row_scale = tl.load(x_scales + token)[None, :]
-        gate = gate * formats.decode_e8m0(first_base + 6)[:, None] * row_scale
-        up = up * formats.decode_e8m0(second_base + 6)[:, None] * row_scale
-    weight = tl.load(route + slot, mask=exists, other=0)
-    hidden = _activate(gate, up, weight, limit)
-    _store_groups(hidden, out, out_scales, row, exists, first, HALF, BN)
 
 
 def options_of(block: int, exact: bool) -> dict[str, int]:
-    """Warps and stages for tiles of `block` rows."""
+    """Warps and stages for tiles of `block` rows, and most registers where they decide."""
     if exact:
         return {"num_warps": 4 if block <= 32 else 8, "num_stages": 3}
-    return {"num_warps": 4 if block <= 64 else 8, "num_stages": 4 if block <= 32 else 3}
+    if block == 64:  # two programs share a multiprocessor; only what follows the loop spills
+        return {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+    return {"num_warps": 4 if block <= 32 else 8, "num_stages": 4 if block <= 32 else 3}
 
 
 def _launch(
@@ -140,10 +188,12 @@ def _launch(
     half = weights.rows // 2
     columns = min(COLUMNS, triton.next_power_of_2(half)) if INTERPRETED else COLUMNS
     grid = (triton.cdiv(half, columns), len(arguments[7]))
+    options = options_of(block, bool(how["EXACT"]))
     _up[grid](
         *arguments, float(limit), WIDTH=weights.width, HALF=half, CHUNKS=weights.chunks,
-        SELECTED=selected, BN=columns, BM=block, PACKED=not INTERPRETED, **how,
-        **options_of(block, bool(how["EXACT"])),
+        SELECTED=selected, BN=columns, BM=block, SHORT=short_rows(block, bool(how["EXACT"])),
+        WARPS=fragment_warps(options["num_warps"], 2 * columns), PACKED=not INTERPRETED,
+        **how, **options,
     )  # fmt: skip
 
 
@@ -231,7 +281,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "align_rows",
         _align_rows,
-        {"x": "*u8", "scales": "*fp32", "out": "*u8", "row_scales": "*fp32", "rows": "i32"},
+        {"x": "*u8", "scales": "*fp32", "out": "*u8", "row_scales": "*fp32"},
         align_constants(5120),
     ),
     *(
@@ -246,12 +296,15 @@ SIGNATURES: tuple[Signature, ...] = (
                 "SELECTED": 6,
                 "BN": COLUMNS,
                 "BM": block,
+                "SHORT": short_rows(block, bool(exact)),
                 "EXACT": exact,
                 "ONLY": only,
+                "WARPS": options_of(block, bool(exact))["num_warps"],
                 "PACKED": True,
             },
             num_warps=options_of(block, bool(exact))["num_warps"],
             num_stages=options_of(block, bool(exact))["num_stages"],
+            spills=128 * (block == 128),  # after the loop
         )
         for exact, only, block in (
             *((0, 0, block) for block in (16, 32, 64, 128)),

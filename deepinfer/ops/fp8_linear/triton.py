@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
@@ -22,10 +23,11 @@ from deepinfer.kernels.products import (
     alignment,
     buffer_of,
     chunk_steps,
+    fp8_tile_of,
     grid_of,
+    overlaps,
     place_of_tile,
     sum_splits,
-    tile_of,
     tile_positions,
 )
 from deepinfer.kernels.signature import Signature
@@ -63,6 +65,8 @@ def _fp8_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     UNROLL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
     ALIGN_T: tl.constexpr,
     ALIGN_N: tl.constexpr,
     DECODE: tl.constexpr,
@@ -70,10 +74,14 @@ def _fp8_product(
     """One tile [BLOCK_N, BLOCK_T]; out is [T, out], or [splits, T, out] float32.
 
     SPREAD: the second axis of the grid takes one chunk each; else a program adds all of them up.
+    OVERLAP: the next kernel, which waits for this one's results itself, may be launched at once.
     ALIGN_T: as in `tile_positions`; `scale_step` is a multiple of it, too.
     UNROLL: steps of one turn of the loop; divides CHUNK.
+    AHEAD: turns whose scales are buffered as operands are; None: scales are loaded when needed.
     DECODE: operands are bytes, and products are float32's (the interpreter has no FP8).
     """
+    if OVERLAP:
+        gdc_launch_dependents()
     STEPS: tl.constexpr = COLUMNS // BLOCK_K
     tile_t, tile_n = place_of_tile(tiles_t, tiles_n, SWIZZLE)
     row, t, stored_t = tile_positions(tile_t, rows, BLOCK_T, ALIGN_T)
@@ -86,19 +94,26 @@ def _fp8_product(
     if ALIGN_T > 1:
         scale_step = tl.multiple_of(scale_step, ALIGN_T)
     weight_scale_place = weight_scales + (output + n) // 32 * weight_scale_row
+    weight_scale_address = weight_scale_place.to(tl.int64)
     first = 0
     if SPREAD:
         first = tl.program_id(1) * CHUNK
         out += tl.program_id(1).to(tl.int64) * rows * outputs
     total = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     chunk = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-    for number in range((CHUNK if SPREAD else STEPS) // UNROLL):
+    for number in tl.range(0, (CHUNK if SPREAD else STEPS) // UNROLL, num_stages=AHEAD):
         for part in tl.static_range(UNROLL):
             channel = (first + number * UNROLL + part) * BLOCK_K
             a = tl.load(weight_place + channel)
             b = tl.load(x_place + channel)
             x_scale = tl.load(x_scale_place + channel // X_GROUP * scale_step)
-            code = tl.load(weight_scale_place + channel // W_GROUP)
+            if AHEAD is None:
+                code = tl.load(weight_scale_place + channel // W_GROUP)
+            else:
+                # Bytes cannot be copied asynchronously: take the aligned word around each.
+                address = weight_scale_address + channel // W_GROUP
+                word = tl.load((address & -4).to(tl.pointer_type(tl.uint32)))
+                code = word >> ((address & 3) * 8).to(tl.uint32) & 0xFF
             if DECODE:
                 product = tl.dot(formats.decode_e4m3(a), formats.decode_e4m3(b))
             else:
@@ -259,7 +274,7 @@ def _launch(
     block_k = sizes[2]
     chunk = _chunk(outputs, columns, block_k)
     splits = triton.cdiv(columns // block_k, chunk)
-    tile = tile or tile_of(rows, outputs)
+    tile = tile or fp8_tile_of(rows, outputs)
     grid = grid_of(rows, outputs, 1, tile, splits)
     buffer = buffer_of(out, grid[1])
     if rows >= tile.rows and rows > 1 and scales.stride(0) != 1:
@@ -284,12 +299,13 @@ def _launch(
         **_constants(rows, outputs, columns, sizes, chunk, grid[1] > 1, tile, scales.stride(1)),
     )
     if grid[1] > 1:
-        add_splits(buffer, out)
+        add_splits(buffer, out, overlaps())
 
 
 def _unroll(columns: int, step: int, tile: Tile) -> int:
     """Steps of one turn: small tiles take short steps in fours, and load as far ahead as long."""
-    return WIDE_GROUP // step if columns % WIDE_GROUP == 0 and tile.rows <= 64 else 1
+    small = tile.rows * tile.outputs <= 1024 * tile.warps
+    return WIDE_GROUP // step if columns % WIDE_GROUP == 0 and small else 1
 
 
 def _constants(
@@ -314,6 +330,8 @@ def _constants(
         "BLOCK_N": tile.outputs,
         "BLOCK_K": sizes[2],
         "UNROLL": _unroll(columns, sizes[2], tile),
+        "AHEAD": tile.stages if tile.ahead and sizes[2] == WIDE_GROUP else None,
+        "OVERLAP": spread and overlaps(),
         "ALIGN_T": align if scale_step % 16 == 0 else min(align, 1),
         "ALIGN_N": alignment(outputs, tile.outputs),
         "DECODE": INTERPRETED,
@@ -354,7 +372,7 @@ def _signature(name: str, outputs: int, columns: int, rows: int, exact: bool = F
     """The form of the product that a matrix of a released size takes."""
     size = FP8_GROUP if exact else WIDE_GROUP
     chunk = _chunk(outputs, columns, size)
-    tile = tile_of(rows, outputs)
+    tile = fp8_tile_of(rows, outputs)
     splits = triton.cdiv(columns // size, chunk)
     spread = grid_of(rows, outputs, 1, tile, splits)[1] > 1
     divisible = ("outputs", "x_row", "weight_row")
@@ -406,6 +424,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "sum_splits",
         sum_splits,
         {"partial": "*fp32", "out": "*bf16", "count": "i32"},
-        {"SPLITS": 4, "TILE": SUM_TILE, "ALIGN": 16},
+        {"SPLITS": 4, "TILE": SUM_TILE, "ALIGN": 16, "OVERLAP": False},
     ),
 )

@@ -9,11 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.kernels import formats
 from deepinfer.kernels.signature import Signature
 from deepinfer.numerics import FP8_GROUP
-from deepinfer.ops.act_quant.triton import flat_rows, pack_fp8, require_groups
+from deepinfer.ops.act_quant.triton import (
+    flat_rows,
+    fp8_scale,
+    reciprocal,
+    require_groups,
+    round_e4m3,
+)
 from deepinfer.ops.fp8_linear.reference import WIDE_GROUP
-from deepinfer.ops.fp8_linear.triton import move_codes
 
 GROUPS = 16  # groups of 128 channels that one program takes
 
@@ -38,12 +44,16 @@ def _fp8_quantise_wide(
     exists = ((row < rows) & (channel < COLUMNS))[:, None]
     inside = tl.arange(0, 32)[None, :]
     value = tl.load(x + (row * x_row + channel)[:, None] + inside, mask=exists, other=0)
-    code, scale = pack_fp8(value.to(tl.float32))
+    value = value.to(tl.float32)
+    scale = fp8_scale(tl.max(tl.abs(value), axis=1))
     # Channels that do not exist count as zeros, which have the smallest of all scales.
     grouped = tl.reshape(scale, (GROUPS, 4))
     largest = tl.max(grouped, axis=1)
-    factor = tl.reshape(tl.div_rn(grouped, largest[:, None]), (GROUPS * 4,))
-    moved = move_codes(code, factor[:, None])
+    factor = tl.reshape(grouped * reciprocal(largest)[:, None], (GROUPS * 4,))
+    # Codes are rounded twice, as in two passes; the first time without leaving float32, where
+    # infinity, which has no code, becomes NaN.
+    rounded = round_e4m3(value * reciprocal(scale)[:, None])
+    moved = formats.encode_e4m3(rounded * factor[:, None])
     tl.store(codes + (row * COLUMNS + channel)[:, None] + inside, moved, mask=exists)
     number = first + tl.arange(0, GROUPS)
     row = number // WIDE

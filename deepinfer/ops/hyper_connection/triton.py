@@ -5,9 +5,10 @@ Knows tiles, groups and the workspace between the two kernels; must not know the
 The first kernel expands the streams, collapses them and multiplies them with `fn`. A program owns
 a group of channels of all streams: it keeps the weights of its channels in shared memory and walks
 over blocks of rows, so `fn` is read a few times however many rows there are, and even one row
-occupies 80 processors at the released width. The products of a row with one group are one partial
-sum; how many rows a program takes changes none of them. The second kernel adds the partial sums,
-makes the coefficients, and normalises the collapsed row in place.
+occupies 40 processors at the released width. The weights are the left operand, 64 rows of a matrix
+instruction, and the rows of streams its columns, of which 16 are enough. The products of a row with
+one group are one partial sum; how many rows a program takes changes none of them. The second kernel
+adds the partial sums, makes the coefficients, and normalises the collapsed row in place.
 """
 
 # Kernels make tuples grow by addition: Triton compiles no unpacking into them.
@@ -26,6 +27,7 @@ from deepinfer.errors import Unsupported
 from deepinfer.kernels import formats
 from deepinfer.kernels.launch import DOT_DTYPE, INTERPRETED, require_gpu
 from deepinfer.kernels.signature import Signature
+from deepinfer.ops.hyper_connection.finish import finish_kernel
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,8 @@ class _Tiles:
     """How the first kernel is cut.
 
     Attributes:
-        rows, block: of a tile; `block` channels of all streams are one group.
-        stages: 1 leaves hiding latency to the programs beside each other; from 3 on the next tiles
-            are on their way while one is computed.
+        rows, block: of a tile; `together` tiles beside each other, all streams of them, are one
+            group.
         programs: as many as run at a time; each takes one group, and rows as it must.
         registers: most of a thread; the compiler would take more for no need.
     """
@@ -43,18 +44,20 @@ class _Tiles:
     rows: int
     block: int
     warps: int
-    stages: int
+    together: int
     programs: int
-    registers: int = 128
+    registers: int
 
 
-# One row and 16 bytes of each stream a thread: what lets four programs share a processor.
-_MIXING = _Tiles(rows=16, block=64, warps=4, stages=1, programs=4 * 132)
+# A thread has 16 bytes of each stream, so coefficients of one row: that lets four programs share a
+# processor. Faster on an H200 than three with twice the channels, though it has more sums to add.
+_MIXING = _Tiles(rows=16, block=64, warps=4, together=1, programs=4 * 132, registers=128)
 # Without products nothing is worth keeping, and rows are read in long pieces.
-_ELEMENTWISE = _Tiles(rows=2, block=512, warps=4, stages=1, programs=2**24)
+_ELEMENTWISE = _Tiles(rows=2, block=512, warps=4, together=1, programs=2**24, registers=128)
 _FINISH_ROWS = 4  # rows whose coefficients one program finishes
-_FINISH_PARTS = 16  # partial sums that it loads at once
+_FINISH_PARTS = 8  # partial sums that it loads at once
 _FINISH_BLOCK = 1024  # channels of a row that are normalised at once
+_FINISH_WARPS = 1  # one needs no barriers, and of a few rows there is no work for more
 
 
 @triton.jit
@@ -75,105 +78,212 @@ def _narrow(x, dtype: tl.constexpr, dot: tl.constexpr):
 
 
 @triton.jit
-def _weight_parts(fn, h, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-                  BF16: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Weights of the channels `h`, stream after stream: [COLUMNS, BLOCK], in bf16 three of them.
+def _weights(fn, h, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
+             TILES: tl.constexpr, BF16: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    """Weights of a tile's channels `h`, then of those beside it, each a tensor for every stream:
+    [COLUMNS, BLOCK], or for bf16 streams [2 * COLUMNS, BLOCK]: eight rows of weights rounded to
+    bf16, then eight of what that left, and so on. `_both` adds the products of the two.
 
-    Three bf16 parts hold all 24 bits of a weight, so their products with bf16 are exact.
+    The two hold 17 bits of a weight, and their products with bf16 are exact: an error of 3e-6 of
+    what a sum typically is, a hundredth of that of TF32. A third part would not fit into the 64
+    rows of one matrix instruction.
     """
-    columns = tl.arange(0, COLUMNS)
-    inside = (columns < S * (2 + S))[:, None] & (h < H)[None, :]
+    if BF16:
+        row = tl.arange(0, 2 * COLUMNS)
+        second = ((row // 8) % 2 == 1)[:, None]
+        # Loads a weight twice: parts that one thread splits would be stored two bytes at a time.
+        columns = row // 16 * 8 + row % 8
+    else:
+        columns = tl.arange(0, COLUMNS)
+    BLOCK: tl.constexpr = h.shape[0]
+    at = fn + columns[:, None] * (S * H) + h[None, :]
+    known = (columns < S * (2 + S))[:, None]
     parts = ()
-    for o in tl.static_range(S):
-        at = fn + columns[:, None] * (S * H) + (o * H + h)[None, :]
-        left = tl.load(at, mask=inside, other=0.0)
-        if BF16:
-            high = _narrow(left, tl.bfloat16, DOT)
-            left = left - high.to(tl.float32)
-            middle = _narrow(left, tl.bfloat16, DOT)
-            low = _narrow(left - middle.to(tl.float32), tl.bfloat16, DOT)
-            parts = parts + (high.to(DOT), middle.to(DOT), low.to(DOT))
-        else:
-            parts = parts + (left,)
+    loaded = ()
+    for n in tl.static_range(TILES * S + 2):
+        # Two ahead of their use, and no more: registers.
+        if n < TILES * S:
+            inside = known & (h + (n // S) * BLOCK < H)[None, :]
+            weight = tl.load(at + ((n // S) * BLOCK + (n % S) * H), mask=inside, other=0.0)
+            loaded = loaded + (weight,)
+        if n >= 2:
+            weight = loaded[n - 2]
+            if BF16:
+                high = _narrow(weight, tl.bfloat16, DOT).to(tl.float32)
+                weight = tl.where(second, weight - high, weight)
+                weight = _narrow(weight, tl.bfloat16, DOT).to(DOT)
+            parts = parts + (weight,)
     return parts
 
 
 @triton.jit
-def _tile(
-    y, streams, post, comb, pre, new, x, partial, weights, T, block, split, h, y_stride,
-    row_stride, STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr, MIX: tl.constexpr,
-    DOT: tl.constexpr,
+def _both(products, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """[COLUMNS, ROWS] from products with `_weights`: both parts of a column are in one thread."""
+    apart = tl.reshape(products, (COLUMNS // 8, 2, 8, ROWS))
+    return tl.reshape(tl.sum(apart, axis=1), (COLUMNS, ROWS))
+
+
+@triton.jit
+def _eighths(value):
+    """[ROWS, BLOCK // 8] sums of the squares of eight neighbours, which one thread has."""
+    ROWS: tl.constexpr = value.shape[0]
+    BLOCK: tl.constexpr = value.shape[1]
+    return tl.sum(tl.reshape(value * value, (ROWS, BLOCK // 8, 8)), axis=2)
+
+
+@triton.jit
+def _inside(rows, T, h, H: tl.constexpr, EVEN: tl.constexpr):
+    """Which values of a tile there are; EVEN: no group reaches past the last channel."""
+    inside = (rows < T)[:, None]
+    if EVEN:
+        return inside
+    else:
+        return inside & (h < H)[None, :]
+
+
+@triton.jit
+def _loaded(
+    y, streams, T, block, h, y_stride, row_stride, STREAM_STRIDE: tl.constexpr, H: tl.constexpr,
+    S: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, EVICT: tl.constexpr,
+    EXPAND: tl.constexpr,
 ):  # fmt: skip
-    """What streams_kernel does to block number `block` of rows and channels `h`."""
-    dtype: tl.constexpr = streams.dtype.element_ty
-    BF16: tl.constexpr = dtype == tl.bfloat16
-    N: tl.constexpr = S * (2 + S)
+    """Tile of every stream and, to EXPAND, of y: block number `block` of rows, channels `h`."""
     rows = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
-    live = rows < T
-    inside = live[:, None] & (h < H)[None, :]
-    at = streams + rows[:, None] * row_stride + h[None, :]
-    new_at = new + rows[:, None] * (S * H) + h[None, :]
+    inside = _inside(rows, T, h, H, EVEN)
     # Read once, written to be read after the next sublayer: `x` needs the cache more.
-    olds = ()
+    at = streams + rows[:, None] * row_stride + h[None, :]
+    tiles = ()
     for i in tl.static_range(S):
-        olds = olds + (
+        tiles = tiles + (
             tl.load(at + i * STREAM_STRIDE, mask=inside, other=0.0, eviction_policy=EVICT),
         )
     if EXPAND:
         at = y + rows[:, None] * y_stride + h[None, :]
-        added = tl.load(at, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
-    # Two sums: fewer products that wait for each other, and the small ones are not lost.
-    high = tl.zeros((ROWS, COLUMNS), tl.float32)
-    rest = tl.zeros((ROWS, COLUMNS), tl.float32)
-    squares = tl.zeros((ROWS, BLOCK), tl.float32)
-    collapsed = tl.zeros((ROWS, BLOCK), tl.float32)
+        tiles = tiles + (tl.load(at, mask=inside, other=0.0, eviction_policy=EVICT),)
+    return tiles
+
+
+@triton.jit
+def _coefficients_of(
+    post, comb, pre, T, block, S: tl.constexpr, ROWS: tl.constexpr, EXPAND: tl.constexpr,
+    COLLAPSE: tl.constexpr,
+):  # fmt: skip
+    """[ROWS] each: of a stream its S weights of comb and that of post, then that of pre."""
+    rows = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    live = rows < T
+    found = ()
+    for o in tl.static_range(S):
+        if EXPAND:
+            for i in tl.static_range(S):
+                at = comb + rows * (S * S) + (i * S + o)
+                found = found + (tl.load(at, mask=live, other=0.0),)
+            found = found + (tl.load(post + rows * S + o, mask=live, other=0.0),)
+        if COLLAPSE:
+            found = found + (tl.load(pre + rows * S + o, mask=live, other=0.0),)
+    return found
+
+
+@triton.jit
+def _tile(
+    olds, coefficients, weights, products, squares, x_squares, new, x, T, block, h,
+    H: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, EVICT: tl.constexpr,
+    EXPAND: tl.constexpr, COLLAPSE: tl.constexpr, MIX: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """What streams_kernel does to one tile as `_loaded`; adds to and returns the three sums."""
+    dtype: tl.constexpr = new.dtype.element_ty
+    EACH: tl.constexpr = (S + 1) * EXPAND + COLLAPSE
+    rows = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    inside = _inside(rows, T, h, H, EVEN)
+    new_at = new + rows[:, None] * (S * H) + h[None, :]
+    collapsed = tl.zeros(olds[0].shape, tl.float32)
+    news = ()
     for o in tl.static_range(S):
         rounded = olds[o]
         if EXPAND:
-            value = tl.load(post + rows * S + o, mask=live, other=0.0)[:, None] * added
+            value = coefficients[o * EACH + S][:, None] * olds[S].to(tl.float32)
             for i in tl.static_range(S):
-                c = tl.load(comb + rows * (S * S) + (i * S + o), mask=live, other=0.0)
-                value += c[:, None] * olds[i].to(tl.float32)
+                value += coefficients[o * EACH + i][:, None] * olds[i].to(tl.float32)
             rounded = _narrow(value, dtype, DOT)
             tl.store(new_at + o * H, rounded, mask=inside, eviction_policy=EVICT)
         value = rounded.to(tl.float32)
         if COLLAPSE:
-            collapsed += tl.load(pre + rows * S + o, mask=live, other=0.0)[:, None] * value
+            collapsed += coefficients[o * EACH + EACH - 1][:, None] * value
         if MIX:
-            squares += value * value
-            if BF16:
-                a = rounded.to(DOT)
-                high = tl.dot(a, tl.trans(weights[3 * o]), high)
-                rest = tl.dot(a, tl.trans(weights[3 * o + 1]), rest)
-                rest = tl.dot(a, tl.trans(weights[3 * o + 2]), rest)
-            else:
-                high = tl.dot(value, tl.trans(weights[o]), high, input_precision="ieee")
-    record = partial + (rows * SPLITS + split) * COLUMNS
+            squares += _eighths(value)
+            news = news + (rounded,)
     if MIX:
-        columns = tl.arange(0, COLUMNS)
-        stored = live[:, None] & (columns < N)[None, :]
-        tl.store(record[:, None] + columns[None, :], rest + high, mask=stored)
-        tl.store(record + N, tl.sum(squares, axis=1), mask=live)
+        # All operands are written before the first product: one barrier.
+        for o in tl.static_range(S):
+            if dtype == tl.bfloat16:
+                products = tl.dot(weights[o], tl.trans(news[o].to(DOT)), products)
+            else:
+                products = tl.dot(weights[o], tl.trans(news[o]), products, input_precision="ieee")
     if COLLAPSE:
         rounded = _narrow(collapsed, dtype, DOT)
         tl.store(x + rows[:, None] * H + h[None, :], rounded, mask=inside)
         if MIX:
             value = rounded.to(tl.float32)
-            tl.store(record + (N + 1), tl.sum(value * value, axis=1), mask=live)
+            x_squares += _eighths(value)
+    return products, squares, x_squares
+
+
+@triton.jit
+def _rows(
+    olds, coefficients, weights, y, streams, new, x, partial, T, block, following, split, y_stride,
+    row_stride, STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TILES: tl.constexpr, EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
+    MIX: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Block number `block` of rows: TILES tiles, `olds` the first of them, and what they add up to.
+
+    Every tile is loaded before the one before it is computed. Returns the first of `following`.
+    """
+    BF16: tl.constexpr = streams.dtype.element_ty == tl.bfloat16
+    EVEN: tl.constexpr = H % (TILES * BLOCK) == 0
+    N: tl.constexpr = S * (2 + S)
+    rows = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    live = rows < T
+    h = split * (TILES * BLOCK) + tl.arange(0, BLOCK)
+    products = tl.zeros((COLUMNS * (2 if BF16 else 1), ROWS), tl.float32)
+    squares = tl.zeros((ROWS, BLOCK // 8), tl.float32)
+    x_squares = tl.zeros((ROWS, BLOCK // 8), tl.float32)
+    for tile in tl.static_range(TILES):
+        ahead = _loaded(
+            y, streams, T, block if tile + 1 < TILES else following,
+            h + (tile + 1) % TILES * BLOCK, y_stride, row_stride, STREAM_STRIDE, H, S, ROWS, EVEN,
+            EVICT, EXPAND,
+        )  # fmt: skip
+        products, squares, x_squares = _tile(
+            olds, coefficients, weights[tile * S:tile * S + S], products, squares, x_squares, new,
+            x, T, block, h + tile * BLOCK, H, S, ROWS, EVEN, EVICT, EXPAND, COLLAPSE,
+            MIX, DOT,
+        )  # fmt: skip
+        olds = ahead
+    if MIX:
+        record = partial + (rows * SPLITS + split) * COLUMNS
+        if BF16:
+            products = _both(products, COLUMNS, ROWS)
+        columns = tl.arange(0, COLUMNS)
+        # The rest, zeros, too: whole sectors, and the sums of all can be loaded as they are.
+        stored = ((columns < N) | (columns > N + COLLAPSE))[:, None] & live[None, :]
+        tl.store(record[None, :] + columns[:, None], products, mask=stored)
+        tl.store(record + N, tl.sum(squares, axis=1), mask=live)
+        if COLLAPSE:
+            tl.store(record + (N + 1), tl.sum(x_squares, axis=1), mask=live)
+    return olds
 
 
 @triton.jit(do_not_specialize=["T", "blocks"])
 def streams_kernel(
     y, streams, post, comb, pre, fn, new, x, partial, T, blocks, y_stride, row_stride,
     STREAM_STRIDE: tl.constexpr, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    STAGES: tl.constexpr, EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    STEPS: tl.constexpr, EVICT: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
     MIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One group of BLOCK channels of every stream, and of the `blocks` blocks of ROWS rows those
-    that the programs beside it leave: STEPS of them, or with STEPS 0 all there are.
+    """One group of TILES * BLOCK channels of every stream, and of the `blocks` blocks of ROWS rows
+    those that the programs beside it leave: STEPS of them, or with STEPS 0 all there are.
 
     EXPAND: new = post * y + comb^T streams. COLLAPSE: x = pre . streams'. MIX: to partial, the
     products of streams' with the S * (2 + S) rows of fn, then the sum of squares of streams', then
@@ -182,165 +292,42 @@ def streams_kernel(
     split = tl.program_id(0)
     first = tl.program_id(1)
     beside = tl.num_programs(1)
-    h = split * BLOCK + tl.arange(0, BLOCK)
+    h = split * (TILES * BLOCK) + tl.arange(0, BLOCK)
+    # All that the first tile needs is on its way before anything is waited for.
+    olds = _loaded(
+        y, streams, T, first, h, y_stride, row_stride, STREAM_STRIDE, H, S, ROWS,
+        H % (TILES * BLOCK) == 0, EVICT, EXPAND,
+    )  # fmt: skip
+    coefficients = _coefficients_of(post, comb, pre, T, first, S, ROWS, EXPAND, COLLAPSE)
     weights = ()
     if MIX:
         BF16: tl.constexpr = streams.dtype.element_ty == tl.bfloat16
-        weights = _weight_parts(fn, h, H, S, COLUMNS, BF16, DOT)
+        weights = _weights(fn, h, H, S, COLUMNS, TILES, BF16, DOT)
     if STEPS > 0:
         for step in tl.static_range(STEPS):
-            _tile(
-                y, streams, post, comb, pre, new, x, partial, weights, T, first + step * beside,
-                split, h, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
-                EVICT, EXPAND, COLLAPSE, MIX, DOT,
+            block = first + step * beside
+            if step > 0:
+                coefficients = _coefficients_of(
+                    post, comb, pre, T, block, S, ROWS, EXPAND, COLLAPSE
+                )
+            olds = _rows(
+                olds, coefficients, weights, y, streams, new, x, partial, T, block, block + beside,
+                split, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
+                TILES, EVICT, EXPAND, COLLAPSE, MIX, DOT,
             )  # fmt: skip
     else:
-        for block in tl.range(first, blocks, beside, num_stages=STAGES):
-            _tile(
-                y, streams, post, comb, pre, new, x, partial, weights, T, block,
-                split, h, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
-                EVICT, EXPAND, COLLAPSE, MIX, DOT,
+        for block in tl.range(first, blocks, beside, num_stages=1):
+            coefficients = _coefficients_of(post, comb, pre, T, block, S, ROWS, EXPAND, COLLAPSE)
+            olds = _rows(
+                olds, coefficients, weights, y, streams, new, x, partial, T, block, block + beside,
+                split, y_stride, row_stride, STREAM_STRIDE, H, S, COLUMNS, SPLITS, ROWS, BLOCK,
+                TILES, EVICT, EXPAND, COLLAPSE, MIX, DOT,
             )  # fmt: skip
-
-
-@triton.jit
-def _sigmoid(x):
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
-
-
-@triton.jit
-def _divided(matrix, hc_eps, S: tl.constexpr, ROWWISE: tl.constexpr):
-    """Entries [ROWS] of S x S matrices, each over the sum of its row or column plus hc_eps."""
-    inverses = ()
-    for k in tl.static_range(S):
-        total = matrix[k * S if ROWWISE else k]
-        for other in tl.static_range(1, S):
-            total = total + matrix[k * S + other if ROWWISE else other * S + k]
-        inverses = inverses + (1.0 / (total + hc_eps),)
-    divided = ()
-    for n in tl.static_range(S * S):
-        divided = divided + (matrix[n] * inverses[n // S if ROWWISE else n % S],)
-    return divided
-
-
-@triton.jit
-def _sinkhorn(logits, hc_eps, S: tl.constexpr, ITERATIONS: tl.constexpr):
-    """Logits to near doubly stochastic matrices; both S * S tensors [ROWS], row after row.
-
-    Every entry is a tensor of its own, so all sums stay inside a thread.
-    """
-    matrix = ()
-    for i in tl.static_range(S):
-        highest = logits[i * S]
-        for o in tl.static_range(1, S):
-            highest = tl.maximum(highest, logits[i * S + o])
-        for o in tl.static_range(S):
-            matrix = matrix + (tl.exp(logits[i * S + o] - highest),)
-    softmax = _divided(matrix, 0.0, S, True)
-    matrix = ()
-    for n in tl.static_range(S * S):
-        matrix = matrix + (softmax[n] + hc_eps,)
-    matrix = _divided(matrix, hc_eps, S, False)
-    for _ in range(ITERATIONS - 1):
-        matrix = _divided(_divided(matrix, hc_eps, S, True), hc_eps, S, False)
-    return matrix
-
-
-@triton.jit
-def _value(sums, columns, n, base, scale):
-    """[ROWS]: column n of `sums` [ROWS, COLUMNS], times `scale`, plus base[n]."""
-    # One term of each sum is not 0, so nothing is rounded.
-    return tl.sum(tl.where(columns == n, sums, 0.0), axis=1) * scale + tl.load(base + n)
-
-
-@triton.jit
-def _coefficients(
-    partial, base, scale, next_pre, next_post, next_comb, T, block, hc_eps, norm_eps,
-    H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """pre, post and comb of ROWS rows from PARTS partial sums, AT_ONCE of them loaded at once."""
-    rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = rows < T
-    part = tl.arange(0, AT_ONCE)
-    columns = tl.arange(0, COLUMNS)
-    written = (columns < S * (2 + S) + 1)[None, None, :]
-    added = tl.zeros((ROWS, AT_ONCE, COLUMNS), tl.float32)
-    for first in tl.static_range(0, PARTS, AT_ONCE):
-        at = (rows[:, None] * PARTS + first + part[None, :])[:, :, None] * COLUMNS
-        there = (live[:, None] & (first + part < PARTS)[None, :])[:, :, None] & written
-        added += tl.load(partial + at + columns[None, None, :], mask=there, other=0.0)
-    sums = tl.sum(added, axis=1)
-    squares = tl.sum(tl.where((columns == S * (2 + S))[None, :], sums, 0.0), axis=1)
-    sums = sums * tl.rsqrt(squares / (S * H) + norm_eps)[:, None]
-    columns = columns[None, :]
-    gate, output, mixing = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2)
-    for s in tl.static_range(S):
-        value = _sigmoid(_value(sums, columns, s, base, gate)) + hc_eps
-        tl.store(next_pre + rows * S + s, value, mask=live)
-        value = 2.0 * _sigmoid(_value(sums, columns, S + s, base, output))
-        tl.store(next_post + rows * S + s, value, mask=live)
-    logits = ()
-    for n in tl.static_range(S * S):
-        logits = logits + (_value(sums, columns, 2 * S + n, base, mixing),)
-    matrix = _sinkhorn(logits, hc_eps, S, ITERATIONS)
-    for n in tl.static_range(S * S):
-        tl.store(next_comb + rows * (S * S) + n, matrix[n], mask=live)
-
-
-@triton.jit
-def _normalise(
-    partial, weight, x, row, norm_eps, H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """RMS norm of one collapsed row, in place."""
-    BLOCKS: tl.constexpr = (H + BLOCK - 1) // BLOCK
-    row = row.to(tl.int64)
-    h = tl.arange(0, BLOCK)
-    values = ()
-    for block in tl.static_range(BLOCKS):
-        values = values + (
-            tl.load(x + row * H + block * BLOCK + h, mask=block * BLOCK + h < H, other=0.0),
-        )
-    part = tl.arange(0, PADDED_PARTS)
-    at = partial + (row * PARTS + part) * COLUMNS + (S * (2 + S) + 1)
-    squares = tl.sum(tl.load(at, mask=part < PARTS, other=0.0), axis=0)
-    inverse = tl.rsqrt(squares / H + norm_eps)
-    for block in tl.static_range(BLOCKS):
-        inside = block * BLOCK + h < H
-        value = values[block].to(tl.float32) * inverse
-        value = tl.load(weight + block * BLOCK + h, mask=inside, other=0.0) * value
-        to = x + row * H + block * BLOCK + h
-        tl.store(to, _narrow(value, x.dtype.element_ty, DOT), mask=inside)
-
-
-@triton.jit(do_not_specialize=["T"])
-def finish_kernel(
-    partial, base, scale, weight, x, next_pre, next_post, next_comb, T, hc_eps, norm_eps,
-    H: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, AT_ONCE: tl.constexpr,
-    ITERATIONS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The first ceil(T / ROWS) programs make coefficients, T others normalise."""
-    program = tl.program_id(0)
-    blocks = (T + ROWS - 1) // ROWS
-    if program < blocks:
-        _coefficients(
-            partial, base, scale, next_pre, next_post, next_comb, T, program, hc_eps, norm_eps,
-            H, S, COLUMNS, PARTS, AT_ONCE, ITERATIONS, ROWS,
-        )  # fmt: skip
-    else:
-        # The last rows are the likeliest to be in the cache still.
-        _normalise(
-            partial, weight, x, T - 1 - (program - blocks), norm_eps, H, S, COLUMNS, PARTS,
-            PADDED_PARTS, BLOCK, DOT,
-        )  # fmt: skip
 
 
 def _sizes(H: int, S: int) -> tuple[int, int]:
     """Partial sums of a row, and values of each."""
-    groups = triton.cdiv(H, _block(_MIXING, H))
+    groups = triton.cdiv(H, _block(_MIXING, H) * _MIXING.together)
     return groups, max(16, triton.next_power_of_2(S * (2 + S) + 2))
 
 
@@ -353,26 +340,27 @@ def _stage(tiles: _Tiles, T: int, S: int, H: int, dot: Any) -> tuple[dict[str, A
     share a group; and its blocks of rows.
     """
     block = _block(tiles, H)
-    splits = triton.cdiv(H, block)
+    splits = triton.cdiv(H, block * tiles.together)
     blocks = triton.cdiv(T, tiles.rows)
     steps = triton.cdiv(blocks, min(max(1, tiles.programs // splits), max(1, blocks)))
     constants = {
         "H": H, "S": S, "COLUMNS": _sizes(H, S)[1], "SPLITS": splits, "ROWS": tiles.rows,
         # The interpreter knows no loop to a limit that is an argument.
-        "BLOCK": block, "STEPS": steps if steps <= 1 or INTERPRETED else 0,
-        "STAGES": tiles.stages, "EVICT": "evict_first" if steps > 1 else "", "DOT": dot,
+        "BLOCK": block, "TILES": tiles.together,
+        "STEPS": steps if steps <= 1 or INTERPRETED else 0,
+        "EVICT": "evict_first" if steps > 1 else "", "DOT": dot,
     }  # fmt: skip
     return constants, triton.cdiv(blocks, max(1, steps)), blocks
 
 
-def _finish_constants(S: int, H: int, iterations: int, dot: Any) -> dict[str, Any]:
+def _finish_constants(S: int, H: int, iterations: int) -> dict[str, Any]:
     """Constants of the second kernel."""
     parts, columns = _sizes(H, S)
     padded = triton.next_power_of_2(parts)
     return {
         "H": H, "S": S, "COLUMNS": columns, "PARTS": parts,
         "PADDED_PARTS": padded, "AT_ONCE": min(_FINISH_PARTS, padded), "ITERATIONS": iterations,
-        "ROWS": _FINISH_ROWS, "BLOCK": min(_FINISH_BLOCK, triton.next_power_of_2(H)), "DOT": dot,
+        "ROWS": _FINISH_ROWS, "BLOCK": min(_FINISH_BLOCK, triton.next_power_of_2(H)),
     }  # fmt: skip
 
 
@@ -428,7 +416,7 @@ def _pass_over_streams(
             streams if fn is None else fn, new, x, partial, T, blocks,
             0 if y is None else y.stride(0), streams.stride(0), **constants,
             STREAM_STRIDE=streams.stride(1), EXPAND=expands, COLLAPSE=pre is not None,
-            MIX=fn is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+            MIX=fn is not None, num_warps=tiles.warps, num_stages=1,
             maxnreg=tiles.registers,
         )  # fmt: skip
     return new, x, partial
@@ -447,13 +435,13 @@ def _finish(
     next_pre = torch.empty((T, S), dtype=torch.float32, device=partial.device)
     next_post = torch.empty_like(next_pre)
     next_comb = torch.empty((T, S, S), dtype=torch.float32, device=partial.device)
-    constants = _finish_constants(S, H, iterations, _dot(x))
+    constants = _finish_constants(S, H, iterations)
     tasks = 0 if weight is None else T
     if T:
         finish_kernel[(triton.cdiv(T, _FINISH_ROWS) + tasks,)](
             partial, base.contiguous(), scale.contiguous(),
             partial if weight is None else weight.contiguous(), x, next_pre, next_post, next_comb,
-            T, hc_eps, norm_eps, **constants, num_warps=4,
+            T, hc_eps, norm_eps, **constants, num_warps=_FINISH_WARPS,
         )  # fmt: skip
     return next_pre, next_post, next_comb
 
@@ -538,8 +526,8 @@ def _signatures() -> tuple[Signature, ...]:
     names = ("partial", "base", "scale", "weight", "next_pre", "next_post", "next_comb")
     finish = {**dict.fromkeys(names, "*fp32"), "x": "*bf16", "T": "i32", "hc_eps": "fp32",
               "norm_eps": "fp32"}  # fmt: skip
-    constants = _finish_constants(4, 5120, 20, tl.bfloat16)
-    found = [Signature("hyper_connection finish", finish_kernel, finish, constants)]
+    constants = _finish_constants(4, 5120, 20)
+    found = [Signature("hyper_connection finish", finish_kernel, finish, constants, _FINISH_WARPS)]
     for name, (e, c, m) in flags.items():
         tiles = _MIXING if m else _ELEMENTWISE
         for T in (64, 4096) if m else (64,):
@@ -548,7 +536,7 @@ def _signatures() -> tuple[Signature, ...]:
             found.append(
                 Signature(
                     f"hyper_connection {name}, {T} rows", streams_kernel, types, constants,
-                    tiles.warps, tiles.stages, divisible=("y_stride", "row_stride"),
+                    tiles.warps, 1, divisible=("y_stride", "row_stride"),
                 )
             )  # fmt: skip
     return tuple(found)

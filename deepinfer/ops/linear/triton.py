@@ -125,7 +125,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None) -> None:
     outputs = weight.shape[0] // groups
     chunk = chunk_steps(outputs, groups, columns, BLOCK_K)
     splits = triton.cdiv(triton.cdiv(columns, BLOCK_K), chunk)
-    tile = tile or tile_of(rows, outputs, groups)
+    tile = tile or tile_of(rows, outputs, groups, splits)
     grid = grid_of(rows, outputs, groups, tile, splits)
     buffer = buffer_of(out, grid[1])
     _product[grid](
@@ -180,7 +180,7 @@ def product_signature(
     """The form of the product that a matrix of a released size takes."""
     chunk = chunk_steps(outputs, groups, columns, BLOCK_K)
     splits = triton.cdiv(triton.cdiv(columns, BLOCK_K), chunk)
-    tile = tile_of(rows, outputs, groups)
+    tile = tile_of(rows, outputs, groups, splits)
     spread = grid_of(rows, outputs, groups, tile, splits)[1] > 1
     divisible = ("outputs", "x_row", "x_group", "weight_row", "out_row")
     numbers = ("rows", "tiles_t", "tiles_n", *divisible)

@@ -13,7 +13,7 @@ from deepinfer.kernels import formats
 from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 
-TILE = 1024  # columns of one program
+TILE = 512  # columns of one program
 
 
 @triton.jit

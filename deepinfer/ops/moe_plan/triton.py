@@ -1,7 +1,7 @@
 """Triton kernels of moe_plan: one launch for few rows, three for many.
 
-Knows expert ids; must not know the experts. Places are counted by comparing ids, without atomic
-operations: timing changes nothing.
+Knows expert ids; must not know the experts. Places come from comparing ids and from counts, which
+are integers: timing changes nothing.
 """
 
 import torch
@@ -14,21 +14,20 @@ from deepinfer.kernels.launch import require_gpu
 from deepinfer.kernels.signature import Signature
 from deepinfer.ops.moe_plan.reference import plan_tiles
 
-ONE_LAUNCH = 256  # most rows of a single program
+ONE_LAUNCH = 8192  # most rows whose places are found by comparing each with all others
+OWN = 16  # rows of one program then
 SLOTS = 256  # rows of one program otherwise
 MAX_EXPERTS = 1024
-_STEP = tl.constexpr(32)  # ids that are compared at once
+STEP = 512  # ids that are compared or counted at once
+_STEP = tl.constexpr(32)  # the same within one part
 
 
 @triton.jit
-def _count(ids, first, rows, expert, SLOTS: tl.constexpr):
-    """How many of SLOTS ids from `first` on are each expert of `expert` [E_PAD]."""
-    count = tl.zeros(expert.shape, tl.int32)
-    for start in range(0, SLOTS, _STEP):
-        slot = first + start + tl.arange(0, _STEP)
-        own = tl.load(ids + slot, mask=slot < rows, other=-1).to(tl.int32)
-        count += tl.sum((own[None, :] == expert[:, None]).to(tl.int32), axis=1)
-    return count
+def _count(ids, first, rows, E_PAD: tl.constexpr, SLOTS: tl.constexpr):
+    """How many of SLOTS ids from `first` on are each of E_PAD experts."""
+    slot = first + tl.arange(0, SLOTS)
+    own = tl.load(ids + slot, mask=slot < rows, other=0).to(tl.int32)
+    return tl.histogram(own, E_PAD, mask=slot < rows)
 
 
 @triton.jit
@@ -66,37 +65,52 @@ def _store_tiles(tiles, expert, start, count, experts, length, BLOCK: tl.constex
         begin += 256
 
 
+@triton.jit
+def _place_few(ids, order, first, rows, OWN: tl.constexpr, STEP: tl.constexpr):
+    """Places of OWN slots from `first` on, from all other ids."""
+    slot = first + tl.arange(0, OWN)
+    own = tl.load(ids + slot, mask=slot < rows, other=-1).to(tl.int32)
+    before = tl.zeros((OWN, STEP), tl.int32)
+    start = 0
+    while start < rows:
+        other = start + tl.arange(0, STEP)
+        their = tl.load(ids + other, mask=other < rows, other=2147483647).to(tl.int32)
+        same = (their[None, :] == own[:, None]) & (other[None, :] < slot[:, None])
+        before += ((their[None, :] < own[:, None]) | same).to(tl.int32)
+        start += STEP
+    tl.store(order + tl.sum(before, axis=1), slot, mask=slot < rows)
+
+
 @triton.jit(do_not_specialize=["rows", "length"])
 def _plan_few(
     ids, order, ends, tiles, rows, experts, length,
-    BLOCK: tl.constexpr, E_PAD: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr, E_PAD: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Everything, of at most SLOTS rows."""
-    expert = tl.arange(0, E_PAD)
-    count = _count(ids, 0, rows, expert, SLOTS)
-    end = tl.cumsum(count, axis=0)
-    tl.store(ends + expert, end, mask=expert < experts)
-    _store_tiles(tiles, expert, end - count, count, experts, length, BLOCK)
-    slot = tl.arange(0, SLOTS)
-    own = tl.load(ids + slot, mask=slot < rows, other=-1).to(tl.int32)
-    place = _rank(ids, 0, rows, own, slot, SLOTS)
-    for start in range(0, SLOTS, _STEP):
-        other = start + tl.arange(0, _STEP)
-        their = tl.load(ids + other, mask=other < rows, other=2147483647).to(tl.int32)
-        place += tl.sum((their[None, :] < own[:, None]).to(tl.int32), axis=1)
-    tl.store(order + place, slot, mask=slot < rows)
+    """Everything: the first program ends and tiles, the others places of OWN slots each."""
+    if tl.program_id(0) == 0:
+        expert = tl.arange(0, E_PAD)
+        count = tl.zeros((E_PAD,), tl.int32)
+        first = 0
+        while first < rows:
+            count += _count(ids, first, rows, E_PAD, STEP)
+            first += STEP
+        end = tl.cumsum(count, axis=0)
+        tl.store(ends + expert, end, mask=expert < experts)
+        _store_tiles(tiles, expert, end - count, count, experts, length, BLOCK)
+    else:
+        _place_few(ids, order, (tl.program_id(0) - 1) * OWN, rows, OWN, STEP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _count_slots(ids, counts, rows, E_PAD: tl.constexpr, SLOTS: tl.constexpr):
     """Rows of each expert among SLOTS slots: counts [programs, E_PAD]."""
     program = tl.program_id(0)
     expert = tl.arange(0, E_PAD)
-    count = _count(ids, program * SLOTS, rows, expert, SLOTS)
+    count = _count(ids, program * SLOTS, rows, E_PAD, SLOTS)
     tl.store(counts + program * E_PAD + expert, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "length"])
 def _plan_many(
     counts, ends, tiles, parts, experts, length, BLOCK: tl.constexpr, E_PAD: tl.constexpr
 ):
@@ -125,7 +139,7 @@ def _plan_many(
         first += 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _place_slots(ids, counts, order, rows, E_PAD: tl.constexpr, SLOTS: tl.constexpr):
     first = tl.program_id(0) * SLOTS
     slot = first + tl.arange(0, SLOTS)
@@ -152,10 +166,9 @@ def moe_plan(ids: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Ten
     tiles = torch.empty((length, 2), dtype=torch.int32, device=device)
     pad = max(32, triton.next_power_of_2(experts))
     if rows <= ONE_LAUNCH:
-        size = max(32, triton.next_power_of_2(rows))
-        _plan_few[(1,)](
+        _plan_few[(1 + triton.cdiv(rows, OWN),)](
             flat, order, ends, tiles, rows, experts, length,
-            BLOCK=block, E_PAD=pad, SLOTS=size, num_warps=8,
+            BLOCK=block, E_PAD=pad, OWN=OWN, STEP=STEP, num_warps=8,
         )  # fmt: skip
         return order, ends, tiles
     parts = triton.cdiv(rows, SLOTS)
@@ -187,10 +200,7 @@ def _signature(name: str, kernel: object, warps: int, **constants: int) -> Signa
 
 
 SIGNATURES: tuple[Signature, ...] = (
-    *(
-        _signature(f"plan_few {slots} slots", _plan_few, 8, BLOCK=16, E_PAD=512, SLOTS=slots)
-        for slots in (32, 256)
-    ),
+    _signature("plan_few", _plan_few, 8, BLOCK=16, E_PAD=512, OWN=OWN, STEP=STEP),
     _signature("count_slots", _count_slots, 8, E_PAD=512, SLOTS=SLOTS),
     _signature("plan_many", _plan_many, 8, BLOCK=64, E_PAD=512),
     _signature("place_slots", _place_slots, 8, E_PAD=512, SLOTS=SLOTS),
