@@ -71,7 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@mv $(UNFINISHED) $(STAMP)
 
 gpu: ## run the tests that need a CUDA GPU, with this machine's Python as it is
-	$(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider -p no:benchmark -n 12
+	$(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider -p no:benchmark -n 8
 
 bench: ## measure every operator on this machine's GPU, with its Python as it is
 	$(PYTHON) benchmarks/ops.py --out benchmarks/results/ops.jsonl

@@ -36,11 +36,16 @@ def fastest(times: Times) -> list[list[Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """Buckets of every operator that has more than one backend beside the reference."""
+    """Buckets of every operator that has more than one backend beside the reference.
+
+    Twins that apply every scale (docs/numerics.md) are for those who ask for them: no winners.
+    """
     times: dict[str, Times] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for line in lines:
-        if line["backend"] != "ref" and "baseline" not in line and "failed" not in line:
-            times[line["operator"]][line["rows"]][line["backend"]].append(line["median"])
+        name = line["backend"]
+        if name == "ref" or name.endswith("_exact") or "baseline" in line or "failed" in line:
+            continue
+        times[line["operator"]][line["rows"]][name].append(line["median"])
     return {
         name: fastest(found)
         for name, found in sorted(times.items())
@@ -49,13 +54,13 @@ def table(lines: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def main() -> None:
-    """Merge the measured GPU into the table."""
+    """Put what was measured into the table; other GPUs and operators keep what they have."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, help="JSON lines of benchmarks/ops.py")
     known = json.loads(TABLE.read_text(encoding="utf-8"))
     for file in parser.parse_args().files:
         head, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        known[head["gpu"]] = table(lines)
+        known[head["gpu"]] = {**known.get(head["gpu"], {}), **table(lines)}
     TABLE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 

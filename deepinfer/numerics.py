@@ -134,20 +134,27 @@ def straight_through(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     return function(x)
 
 
+def _quotient(amax: Tensor, largest: float) -> Tensor:
+    """amax / largest, rounded once: with a number on the host a GPU multiplies by 1 / largest."""
+    if amax.device.type == "cpu":
+        return amax / constant(largest, amax.dtype)
+    return amax / amax.new_full((), largest)
+
+
 def fp8_scale(groups: Tensor) -> Tensor:
     """Power-of-two scale of each group of the last axis: 2^ceil(log2(max(amax, 1e-4) / 448))."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(FP8_AMAX_FLOOR)
-    return ceil_power_of_two(amax / constant(E4M3_MAX, amax.dtype))
+    return ceil_power_of_two(_quotient(amax, E4M3_MAX))
 
 
 def fp4_scale(groups: Tensor) -> Tensor:
     """e4m3 scale of each group of the last axis: e4m3(max(amax, 6 * 2^-9) / 6), at most 448."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(FP4_AMAX_FLOOR)
-    scale = (amax / E2M1_MAX).clamp_max(E4M3_MAX)
+    scale = _quotient(amax, E2M1_MAX).clamp_max(E4M3_MAX)
     return scale.to(torch.float32).to(torch.float8_e4m3fn).to(groups.dtype)
 
 
 def mxfp4_scale(groups: Tensor) -> Tensor:
     """Power-of-two scale of each group: 2^ceil(log2(max(amax, 6 * 2^-126) / 6))."""
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(MXFP4_AMAX_FLOOR)
-    return ceil_power_of_two(amax / constant(E2M1_MAX, amax.dtype))
+    return ceil_power_of_two(_quotient(amax, E2M1_MAX))

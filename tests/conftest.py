@@ -22,6 +22,12 @@ settings.load_profile("ci")
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
+def pytest_runtest_teardown() -> None:
+    """Give the GPU's memory back to the other processes that test on it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed every generator before the test's fixtures run, whatever ran before it."""

@@ -1,9 +1,10 @@
 """Write the demo model's card and its loss curves from the figures that were measured.
 
 `python tools/demo_card.py models/demo` reads figures/training-*.json (of tools/train_demo.py, in
-order), evaluation-*.json (`deepinfer eval models/demo --json`, one per device) and breakage.json
-(`tools/break_demo.py models/demo --json`), and writes README.md and figures/loss.svg. Words are in
-demo_card.md beside this program; no figure is typed by hand.
+order), evaluation-*.json (`deepinfer eval models/demo --json`, one per device), retraining.json
+(the same of weights trained again, on the GPU) and breakage.json (`tools/break_demo.py models/demo
+--json`), and writes README.md and figures/loss.svg. Words are in demo_card.md beside this program;
+no figure is typed by hand.
 """
 
 import argparse
@@ -118,6 +119,12 @@ def main() -> None:
     words = Template(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))
     card = words.substitute(
         quality=quality(evaluations),
+        retraining=quality(
+            {
+                "shipped": evaluations["GPU"],
+                "trained again": read(figures / "retraining.json"),
+            }
+        ),
         breakages=breakages(read(figures / "breakage.json")),
         training=training(runs),
         plot="![loss over tokens](figures/loss.svg)",

@@ -37,9 +37,9 @@ def forwards(most_rows: int, most_tokens: int) -> list[tuple[int, int]]:
 
     rows = [count for count in telling_rows(most_rows) if count <= min(most_rows, most_tokens)]
     found = [(0, count) for count in rows]
-    lengths = [2**n for n in range(6, 31) if 2**n < most_tokens]
+    lengths = [m * 2**n for n in range(5, 30) for m in (2, 3) if m * 2**n < most_tokens]
     for end in (*lengths, most_tokens):
-        found += [(end - n, n) for n in (1, 17, 512) if n <= min(end, most_rows)]
+        found += [(end - n, n) for n in (1, 2, 17, 512) if n <= min(end, most_rows)]
     return list(dict.fromkeys(found))
 
 

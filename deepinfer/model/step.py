@@ -59,9 +59,12 @@ class StepLayout:
         self.host_positions = np.arange(self.total) - first[sequence] + starts[sequence]
         slots = np.array([r.slot for r in rows], dtype=np.int64)
         left = (starts + counts)[sequence] - self.host_positions
-        # One copy to the device for all of them.
+        # One copy to the device for all of them, each row at an address that is a multiple of 16:
+        # kernels are compiled for that.
         table = [self.host_positions, sequence, starts[sequence], first[sequence], slots[sequence]]
-        together = self._device(np.stack([*table, left]))
+        padded = np.zeros((6, self.total + self.total % 2), dtype=np.int64)
+        padded[:, : self.total] = [*table, left]
+        together = self._device(padded)[:, : self.total]
         self.positions, self.sequence, self.starts, self.first_row, self.slots, self.left = together
         self._host_sequence = sequence
         self._completing: dict[int, Tensor] = {}

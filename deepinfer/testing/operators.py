@@ -22,11 +22,11 @@ def load_backend(backend: Backend) -> Callable[..., Any]:
 
 
 def _copy(value: Any) -> Any:
-    """The same values in other memory, with the same strides; None if it lies too far apart."""
+    """The same values in other memory, with the same strides; None if they overlap or are far."""
     if not isinstance(value, Tensor) or not value.numel() or value.is_pinned():
         return value
     size = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-    if size > 4 * value.numel():
+    if not value.numel() <= size <= 4 * value.numel():
         return None
     memory = torch.empty(size, dtype=value.dtype, device=value.device)
     return memory.as_strided(value.shape, value.stride()).copy_(value)

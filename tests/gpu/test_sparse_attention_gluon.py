@@ -7,7 +7,7 @@ from deepinfer.errors import Unsupported
 from deepinfer.ops.sparse_attention.gluon import sparse_attention, sparse_attention_halves
 from deepinfer.ops.sparse_attention.reference import sparse_attention as reference
 from deepinfer.ops.sparse_attention.spec import SPECS, make_arguments, moved
-from deepinfer.ops.spec import BYTES, Arguments
+from deepinfer.ops.spec import BYTES, Arguments, Tolerance
 from deepinfer.testing.operators import complaint
 
 DEVICE = torch.device("cuda")
@@ -56,7 +56,8 @@ def test_trailing_entries_and_empty_rows(function) -> None:  # type: ignore[no-u
     a["window_index"] = a["window_index"].masked_fill(place[:128] >= length + 30, -1)
     out, lse = function(**a)
     expected_out, expected_lse = reference(**a)
-    assert complaint(out, expected_out, TOLERANCE["out"]) is None
+    # Most rows have few keys or none, and the scale of errors is the mean over all of them.
+    assert complaint(out, expected_out, Tolerance("close", 2.0**-5)) is None
     assert complaint(lse, expected_lse, TOLERANCE["lse"]) is None
     assert bool((out[:5] == 0).all())
     assert bool((lse[:5] == -torch.inf).all())

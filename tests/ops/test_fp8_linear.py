@@ -94,7 +94,7 @@ def test_a_row_alone_has_the_same_bits(wide: bool, columns: int) -> None:
 def test_tiles_and_splits_do_not_change_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = draw(rows, 130, 4096 if DEVICE.type == "cuda" else 512)
     first = with_tile(arguments, TILES[2])
-    assert far(first, fp8_linear(*arguments, torch.float32)) < 2e-4
+    assert far(first, fp8_linear(*arguments, torch.float32)) < 1e-3
     for tile in (TILES[3], TILES[7]) if rows > 100 else TILES:
         assert same(with_tile(arguments, tile), first), tile
     monkeypatch.setattr(products, "PROCESSORS", 1)

@@ -13,7 +13,7 @@ more, as the quantisers of this package see to.
 import torch
 from torch import Tensor
 
-from deepinfer.numerics import FP8_GROUP, constant, decode_e4m3, decode_e8m0, encode_e4m3
+from deepinfer.numerics import FP8_GROUP, decode_e4m3, decode_e8m0, encode_e4m3
 
 WIDE_GROUP = 128  # channels that share a scale in the fast product
 _PARTS = WIDE_GROUP // FP8_GROUP
@@ -78,8 +78,7 @@ def fp8_widen(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     count = scales.shape[-1]
     grouped = torch.nn.functional.pad(scales, (0, -count % _PARTS)).unflatten(-1, (-1, _PARTS))
     wide = grouped.amax(-1)
-    zero = wide == constant(0.0, wide.dtype)
-    factor = grouped / torch.where(zero, constant(1.0, wide.dtype), wide).unsqueeze(-1)
+    factor = grouped / torch.where(wide == 0.0, 1.0, wide).unsqueeze(-1)
     spread = factor.flatten(-2)[..., :count].repeat_interleave(FP8_GROUP, dim=-1)
     return encode_e4m3(decode_e4m3(codes) * spread), wide
 

@@ -40,7 +40,11 @@ def stream_mean(streams: Tensor, out: Tensor | None = None) -> Tensor:
     require_gpu(streams)
     if streams.dtype not in (torch.bfloat16, torch.float32):
         raise Unsupported(f"streams of {streams.dtype}")
-    T, S, H = streams.shape
+    *lead, S, H = streams.shape
+    if lead[1:]:
+        flat = stream_mean(streams.flatten(0, -3), None if out is None else out.flatten(0, -2))
+        return flat.view(*lead, H)
+    (T,) = lead
     if out is None:
         out = torch.empty((T, H), dtype=streams.dtype, device=streams.device)
     elif out.dtype != streams.dtype or (H > 1 and out.stride(1) != 1):
