@@ -26,7 +26,7 @@ HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(
 # The packages of a virtual environment are not visible from a second one made with its interpreter.
 SHARES_TORCH := import sys; sys.prefix == sys.base_prefix or sys.exit(1); $(HAS_TORCH)
 
-.PHONY: help demo test test-slow check gpu bench
+.PHONY: help demo test test-slow check gpu memcheck bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; \
@@ -38,8 +38,8 @@ demo: $(STAMP) ## set up, then ask the shipped model a few questions, or PROMPT
 	    --message "What is 347 + 58?" --message "Tell me a story about a fox."; fi; \
 	$(BIN)/deepinfer chat models/demo --temperature 0 --max-tokens 200 "$$@"
 
-test: $(STAMP) ## set up, then run the tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## set up, then run the tests, a process for each core
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 test-slow: $(STAMP) ## set up, then run the tests marked slow, a process for each core
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto
@@ -72,6 +72,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 gpu: ## run the tests that need a CUDA GPU, with this machine's Python as it is
 	$(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider -p no:benchmark -n 8
+
+memcheck: ## run small cases of attention, stores and matrices under compute-sanitizer, on a GPU
+	compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTHON) -m pytest tests/ops/test_specs.py \
+	  -p no:cacheprovider -p no:benchmark -q -k "attention or store or linear or expert"
 
 bench: ## measure every operator on this machine's GPU, with its Python as it is
 	$(PYTHON) benchmarks/ops.py --out benchmarks/results/ops.jsonl

@@ -1,4 +1,4 @@
-"""What holds for every test: at most two torch threads, repeatable seeds, repeatable hypothesis.
+"""What holds for every test: few torch threads, repeatable seeds, repeatable hypothesis.
 
 Where there is no GPU, Triton kernels run in Triton's interpreter; that is decided when a kernel is
 defined, so before anything is imported.
@@ -19,7 +19,8 @@ if not torch.cuda.is_available():
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("ci")
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# One thread for each of several processes: more would fight for the cores.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1))
 
 
 def pytest_runtest_teardown() -> None:

@@ -176,8 +176,8 @@ def test_faulty_rows_do_not_disturb_others() -> None:
 
 def test_refused() -> None:
     named, at = rules(1, MIXED[0]), numbers(1)
+    wide = torch.zeros(1, 4, dtype=torch.float64, device=DEVICE)
     with pytest.raises(Unsupported, match="float64"):
-        wide = torch.zeros(1, 4, dtype=torch.float64, device=DEVICE)
         call(kernels.sample_tokens, wide, named, *at)
     with pytest.raises(Unsupported, match="vocabulary"):
         call(kernels.sample_tokens, torch.zeros(1, 1 << 19, device=DEVICE), named, *at)
