@@ -213,6 +213,42 @@ def doctor(model: Path | None = None, *, as_json: Json = False) -> None:
     Console().print(table)
 
 
+@app.command
+def requant(
+    model: Path,
+    *,
+    out: Path | None = None,
+    dry_run: Annotated[bool, Switch] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint in FP8 with 128 x 128 blocks for other engines, where nothing is lost.
+
+    FP4 experts and FP8 matrices become e4m3 with one power-of-two scale per 128 x 128 block if
+    every value stays what it was, bit for bit; a matrix with a block that does not fit stays as it
+    is, and so does everything else. requant.json in the result lists each matrix. deepinfer itself
+    reads the released formats only and refuses the result.
+
+    Parameters
+    ----------
+    model:
+        Checkpoint folder of the released format.
+    out:
+        Folder to write; it must not exist, and appears only once it is complete.
+    dry_run:
+        Only say what would be converted.
+    as_json:
+        Print what requant.json says instead of a table.
+    """
+    from deepinfer.commands.requant import requant as run
+    from deepinfer.commands.requant import show
+
+    report = run(model, out, dry_run, progress=not as_json)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        show(report)
+
+
 @bench.command(name="cpu")
 def bench_cpu(
     options: Options,

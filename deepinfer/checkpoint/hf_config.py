@@ -166,6 +166,12 @@ def _check_fixed(data: Mapping[str, Any], text: Mapping[str, Any]) -> None:
 
 
 def _check_quantization(section: Mapping[str, Any]) -> None:
+    if "requant" in section:
+        raise ConfigError(
+            "config.json: quantization_config.requant says that `deepinfer requant` wrote this"
+            " checkpoint for other engines (requant.json beside it lists what it changed); load the"
+            " checkpoint that it was made from"
+        )
     for key, expected in _FIXED_QUANTIZATION.items():
         found = section.get(key, expected if key == "fmt" else None)
         if found != expected:
