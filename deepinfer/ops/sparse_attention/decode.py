@@ -49,28 +49,19 @@ def combine_kernel(
     tl.store(out + row * D + at, narrow(mixed, out.dtype.element_ty))
 
 
-def _split(
-    queries: Tensor,
-    window: Tensor,
-    own: Tensor,
-    window_index: Tensor,
-    compressed: Tensor | None,
-    compressed_index: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    keys: int,
+def merge(
+    partial: tuple[Tensor, Tensor, Tensor | None], queries: Tensor, sink: Tensor
 ) -> tuple[Tensor, Tensor]:
-    sums, weights, tops = launch(queries, window, own, window_index, compressed, compressed_index,
-                                 sink, scale, split=keys)  # fmt: skip
+    """out and lse from the (sums, weights, maxima) of a launch whose programs shared the keys."""
+    sums, weights, tops = partial
     T, N, D = queries.shape
     out = torch.empty(T, N, D, dtype=queries.dtype, device=queries.device)
     lse = torch.empty(T, N, dtype=torch.float32, device=queries.device)
-    if out.numel() == 0:
-        return out, lse
-    combine_kernel[(T * N,)](
-        sums, weights, tops, sink.contiguous(), out, lse, T * N, N, D=D, SPLITS=sums.shape[0],
-        num_warps=max(1, D // 256),
-    )  # fmt: skip
+    if out.numel():
+        combine_kernel[(T * N,)](
+            sums, weights, tops, sink.contiguous(), out, lse, T * N, N, D=D,
+            SPLITS=sums.shape[0], num_warps=max(1, D // 256),
+        )  # fmt: skip
     return out, lse
 
 
@@ -91,8 +82,9 @@ def sparse_attention_split(
     Raises:
         Unsupported: as `sparse_attention` of the Triton backend.
     """
-    return _split(queries, window, own, window_index, compressed, compressed_index, sink, scale,
-                  SPLIT_KEYS)  # fmt: skip
+    partial = launch(queries, window, own, window_index, compressed, compressed_index, sink,
+                     scale, split=SPLIT_KEYS)  # fmt: skip
+    return merge(partial, queries, sink)
 
 
 def sparse_attention_halves(
@@ -106,8 +98,9 @@ def sparse_attention_halves(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """As `sparse_attention_split`, with 320 keys for each program: 64 rows fill 128 processors."""
-    return _split(queries, window, own, window_index, compressed, compressed_index, sink, scale,
-                  HALF_KEYS)  # fmt: skip
+    partial = launch(queries, window, own, window_index, compressed, compressed_index, sink,
+                     scale, split=HALF_KEYS)  # fmt: skip
+    return merge(partial, queries, sink)
 
 
 SIGNATURES: tuple[Signature, ...] = (

@@ -28,7 +28,7 @@ from deepinfer.errors import Unsupported
 from deepinfer.kernels.launch import INTERPRETED, require_gpu
 from deepinfer.kernels.records import UNIT
 from deepinfer.kernels.signature import Signature
-from deepinfer.ops.sparse_attention.decode import HALF_KEYS, SPLIT_KEYS, combine_kernel
+from deepinfer.ops.sparse_attention.decode import HALF_KEYS, SPLIT_KEYS, merge
 from deepinfer.ops.sparse_attention.gluon_tiles import (
     BF16_ROWS,
     BUFFERS,
@@ -350,8 +350,9 @@ def sparse_attention_halves(
     Raises:
         Unsupported: as `sparse_attention`.
     """
-    return split_attention(queries, window, own, window_index, compressed, compressed_index, sink,
-                           scale, HALF_KEYS)  # fmt: skip
+    partial = launch(queries, window, own, window_index, compressed, compressed_index, sink,
+                     scale, split=HALF_KEYS)  # fmt: skip
+    return merge(partial, queries, sink)
 
 
 def sparse_attention_split(
@@ -365,34 +366,9 @@ def sparse_attention_split(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """As `sparse_attention_halves`, with 128 keys for each program, for very few rows."""
-    return split_attention(queries, window, own, window_index, compressed, compressed_index, sink,
-                           scale, SPLIT_KEYS)  # fmt: skip
-
-
-def split_attention(
-    queries: Tensor,
-    window: Tensor,
-    own: Tensor,
-    window_index: Tensor,
-    compressed: Tensor | None,
-    compressed_index: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    keys: int,
-) -> tuple[Tensor, Tensor]:
-    """As `sparse_attention`, with `keys` keys for each program."""
-    sums, weights, tops = launch(queries, window, own, window_index, compressed, compressed_index,
-                                 sink, scale, split=keys)  # fmt: skip
-    T, N, width = queries.shape
-    out = torch.empty(T, N, width, dtype=queries.dtype, device=queries.device)
-    lse = torch.empty(T, N, dtype=torch.float32, device=queries.device)
-    if out.numel() == 0:
-        return out, lse
-    combine_kernel[(T * N,)](
-        sums, weights, tops, sink.contiguous(), out, lse, T * N, N, D=width,
-        SPLITS=sums.shape[0], num_warps=2,
-    )  # fmt: skip
-    return out, lse
+    partial = launch(queries, window, own, window_index, compressed, compressed_index, sink,
+                     scale, split=SPLIT_KEYS)  # fmt: skip
+    return merge(partial, queries, sink)
 
 
 def _signature(name: str, split: bool) -> Signature:
