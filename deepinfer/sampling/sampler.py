@@ -63,7 +63,7 @@ def sample(
     keys = torch.tensor([seeds, positions], dtype=torch.uint64).view(torch.int64)
     operator = (operators or references()).sample_tokens
     tokens: Tensor
-    tokens, status = operator(logits, *_tensors(params, logits.device), *keys.to(logits.device))
+    tokens, status = operator(logits, *_tensors(params, logits), *keys.to(logits.device))
     faulty = status.nonzero().flatten().tolist()
     if faulty:
         raise LogitsError(faulty)
@@ -90,17 +90,20 @@ def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> 
     """
     assert len(params) == logits.shape[0]
     _checked_max(logits)
-    masses, _ = token_masses(logits, *_tensors(params, logits.device))
+    masses, _ = token_masses(logits, *_tensors(params, logits))
     return (masses.double() / masses.sum(-1, keepdim=True).double()).float()
 
 
-def _tensors(params: Sequence[SamplingParams], device: torch.device) -> tuple[Tensor, ...]:
+def _tensors(params: Sequence[SamplingParams], logits: Tensor) -> tuple[Tensor, ...]:
     """Temperature (float32), top-k, top-p and min-p (float64) of every row, in one copy."""
+    assert logits.dim() == 2 and logits.dtype == torch.float32, (logits.shape, logits.dtype)
     # Too small for float32, a temperature would become 0, which means something else.
     ends = torch.finfo(torch.float32)
     temperatures = [t and min(max(t, ends.tiny), ends.max) for t in (r.temperature for r in params)]
-    others = ([getattr(row, name) for row in params] for name in ("top_k", "top_p", "min_p"))
-    columns = torch.tensor([temperatures, *others], dtype=torch.float64).to(device)
+    # More than there are tokens is no limit, however many digits it has.
+    counts = [min(row.top_k, logits.shape[-1]) for row in params]
+    others = ([getattr(row, name) for row in params] for name in ("top_p", "min_p"))
+    columns = torch.tensor([temperatures, counts, *others], dtype=torch.float64).to(logits.device)
     temperature, top_k, top_p, min_p = columns.unbind(0)
     return temperature.float(), top_k.long(), top_p, min_p
 

@@ -344,3 +344,19 @@ def test_unknown_names_are_refused_with_the_nearest(name: str, near: str) -> Non
 def test_params_need_no_torch() -> None:
     program = "import sys, deepinfer.sampling.params; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("top_k", [5, 6, 2**63, 10**400])
+def test_more_than_there_are_is_no_limit(top_k: int) -> None:
+    logits = torch.randn(2, 5)
+    limits = [SamplingParams(top_k=top_k), SamplingParams(top_k=2)]
+    expected = filtered_probabilities(logits, [SamplingParams(), SamplingParams(top_k=2)])
+    assert torch.equal(filtered_probabilities(logits, limits), expected)
+    assert sample(logits, limits, [1, 2], [3, 4]).shape == (2,)
+
+
+@pytest.mark.parametrize("logits", [torch.zeros(2, 5).bfloat16(), torch.zeros(2, 5, 1)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_other_logits_are_our_own_mistake(logits: torch.Tensor, temperature: float) -> None:
+    with pytest.raises(AssertionError):
+        sample(logits, [SamplingParams(temperature=temperature)] * 2, [1, 2], [3, 4])
