@@ -41,7 +41,8 @@ class Precision:
             every choice; float32 is faster where the CPU has no bfloat16 arithmetic.
         act_quant: round activations to FP8 before FP8 and FP4 matrices.
         packed: FP8 and FP4 matrices keep the bytes of the checkpoint, all matrices are multiplied
-            by operators. Otherwise they hold their values in `matrix`, and PyTorch multiplies.
+            by operators; for bfloat16 with act_quant. Otherwise they hold their values in `matrix`,
+            and PyTorch multiplies.
         operators: the implementation of every operator; default their references.
     """
 
@@ -50,6 +51,9 @@ class Precision:
     act_quant: bool = True
     packed: bool = False
     operators: Operators = field(default_factory=references, compare=False)
+
+    def __post_init__(self) -> None:
+        assert not self.packed or (self.dtype == torch.bfloat16 and self.act_quant), self
 
     @property
     def accumulate(self) -> torch.dtype:
