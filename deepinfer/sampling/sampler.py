@@ -57,7 +57,7 @@ def sample(
     """
     assert len(params) == len(seeds) == len(positions) == logits.shape[0]
     if all(row.temperature == 0 for row in params):
-        _checked_max(logits)
+        _refuse_faulty(logits)
         return logits.argmax(-1)
     # The bits of unsigned numbers.
     keys = torch.tensor([seeds, positions], dtype=torch.uint64).view(torch.int64)
@@ -89,7 +89,7 @@ def filtered_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> 
         LogitsError: rows hold NaN, +inf or nothing but -inf.
     """
     assert len(params) == logits.shape[0]
-    _checked_max(logits)
+    _refuse_faulty(logits)
     masses, _ = token_masses(logits, *_tensors(params, logits))
     return (masses.double() / masses.sum(-1, keepdim=True).double()).float()
 
@@ -108,10 +108,9 @@ def _tensors(params: Sequence[SamplingParams], logits: Tensor) -> tuple[Tensor, 
     return temperature.float(), top_k.long(), top_p, min_p
 
 
-def _checked_max(logits: Tensor) -> None:
+def _refuse_faulty(logits: Tensor) -> None:
     """Refuse rows that are no distribution; amax passes NaN on, so one test finds all faults."""
     assert logits.dim() == 2 and logits.dtype == torch.float32, (logits.shape, logits.dtype)
-    largest = logits.amax(-1, keepdim=True)
-    usable = largest.isfinite().squeeze(-1)
+    usable = logits.amax(-1).isfinite()
     if not bool(usable.all()):
         raise LogitsError((~usable).nonzero().flatten().tolist())
