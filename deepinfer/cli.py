@@ -235,7 +235,7 @@ def requant(
     out:
         Folder to write; it must not exist, and appears only once it is complete.
     dry_run:
-        Only say what would be converted.
+        Only say what would be converted; of --out, whether it may be written.
     as_json:
         Print what requant.json says instead of a table.
     """

@@ -41,7 +41,7 @@ def requant(model: Path, out: Path | None, dry_run: bool, progress: bool = False
     is interrupted or fails.
 
     Args:
-        dry_run: only look; `out` is not needed then.
+        dry_run: only look; `out` may be None then, and is refused as ever if it is not.
         progress: show a bar on standard error.
 
     Raises:
@@ -52,6 +52,8 @@ def requant(model: Path, out: Path | None, dry_run: bool, progress: bool = False
     config = load_model_config(model)
     with CheckpointReader(model) as reader:
         if dry_run:
+            if out is not None:
+                _target(model, out)
             with _bar(reader, progress) as advance:
                 return _report(model, examine(reader, config, advance))
         target = _target(model, out)

@@ -309,6 +309,8 @@ def test_a_checkpoint(tiny_folder: Path, tmp_path: Path) -> None:
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
     assert requant(source, None, dry_run=True) == report
+    assert requant(source, tmp_path / "looked", dry_run=True) == report
+    assert not (tmp_path / "looked").exists()
 
 
 def test_what_the_config_says(tiny_folder: Path, tmp_path: Path) -> None:
@@ -443,6 +445,8 @@ def test_no_folder_is_overwritten(small_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("folder", "file", "link"):
         refused("exists; name a new folder", small_folder, tmp_path / name)
+        with pytest.raises(ConfigError, match="exists; name a new folder"):
+            requant(small_folder, tmp_path / name, dry_run=True)
     assert list((tmp_path / "folder").iterdir()) == []
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
