@@ -185,32 +185,50 @@ def ops(
     show(list_operators(options, try_out), as_json)
 
 
+@dataclass(frozen=True)
+class _PlanOptions(EngineOptions):
+    """EngineOptions without which a plan of the released checkpoint can do."""
+
+    model: str = ""
+
+
 @app.command
-def doctor(model: Path | None = None, *, as_json: Json = False) -> None:
-    """Say what this machine can run, and why not more.
+def doctor(
+    options: Annotated[_PlanOptions, Parameter(name="*")] = _PlanOptions(),
+    *,
+    plan: Annotated[bool, Switch] = False,
+    gpus: str | None = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine can run, and why not more; or what a GPU's memory would be used for.
+
+    Without a checkpoint folder the released checkpoint is examined.
 
     Parameters
     ----------
-    model:
-        Checkpoint folder to examine, besides the released checkpoint.
+    plan:
+        Print where the memory of GPUs goes with the given settings, and what to change if not
+        everything fits.
+    gpus:
+        GPUs to plan for, like 8x96: eight of 96 GiB each, which divide experts and n-gram tables.
+        Default: those of this machine, or common ones.
     as_json:
         Print JSON instead of a table.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from deepinfer.commands.doctor import examine, plan_for, show, show_plans
 
-    from deepinfer.commands.doctor import examine
-
-    findings = examine(model)
+    if plan or gpus is not None:
+        plans = plan_for(options, gpus)
+        if as_json:
+            print(json.dumps([planned.to_dict() for planned in plans]))
+        else:
+            show_plans(plans)
+        return
+    findings = examine(Path(options.model) if options.model else None)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
-        return
-    table = Table(box=box.SIMPLE, show_header=False)
-    marks = {"ok": "[green]yes[/]", "missing": "[red]no[/]", "note": "[yellow]note[/]", "": ""}
-    for finding in findings:
-        table.add_row(marks[finding.state], finding.subject, finding.fact)
-    Console().print(table)
+    else:
+        show(findings)
 
 
 @app.command

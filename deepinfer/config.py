@@ -173,6 +173,15 @@ class EngineOptions:
         batch_invariant: take only implementations whose rows do not depend on each other.
         simulate_no_tilelang: act as on a machine without TileLang, whose backends are then refused
             with that reason.
+        prefix_checkpoints: states kept so that prompts which begin like an earlier one take over
+            its cache; each is as large as the state of one sequence. 0 turns this off. Default: two
+            for each of max_num_seqs, but 0 with yoco_prefill, whose caches are not complete.
+        max_queue: most requests that may wait; more are refused. Default 4096.
+        overlap: plan a step while the one before runs. Default true on a GPU.
+        enforce_eager: no CUDA graphs: slower, but starts faster. Default false on a GPU.
+        sync_guard: an operation that makes the host wait for the GPU is an error. Default true.
+        gpu_memory: part of the GPU's memory that is planned for, in (0, 1]. Default 0.9.
+        log_interval: seconds between lines in the log about what the engine does. Default 0: none.
     """
 
     model: str
@@ -196,6 +205,13 @@ class EngineOptions:
     kernels: KernelsName | None = None
     batch_invariant: bool | None = None
     simulate_no_tilelang: bool | None = None
+    prefix_checkpoints: int | None = None
+    max_queue: int | None = None
+    overlap: bool | None = None
+    enforce_eager: bool | None = None
+    sync_guard: bool | None = None
+    gpu_memory: float | None = None
+    log_interval: float | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +238,23 @@ class EngineConfig:
     kernels: KernelsName
     batch_invariant: bool
     simulate_no_tilelang: bool
+    prefix_checkpoints: int
+    max_queue: int
+    overlap: bool
+    enforce_eager: bool
+    sync_guard: bool
+    gpu_memory: float
+    log_interval: float
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether sequences take over what others with the same beginning have computed."""
+        return self.prefix_checkpoints > 0
+
+    @property
+    def state_slots(self) -> int:
+        """States of sequences that the cache holds, running ones and those kept for prefixes."""
+        return self.max_num_seqs + self.prefix_checkpoints
 
 
 @dataclass(frozen=True)
@@ -266,16 +299,16 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
     longest = min(model.max_position_embeddings, _count(given, "cache_tokens", DEFAULT_TOKENS))
     length = _count(given, "max_model_len", longest)
     truncates = given.get("yoco_prefill", "off") != "off"
+    sequences = min(32, _count(given, "max_num_batched_tokens", 32))
+    on_gpu = device == "cuda"
     return {
         "tokenizer": given["model"],
         "device": device,
         "dtype": "bfloat16",
         "act_quant": True,
         "max_model_len": length,
-        "max_num_seqs": min(32, _count(given, "max_num_batched_tokens", 32)),
-        "max_num_batched_tokens": max(
-            2048 if device == "cuda" else 512, _count(given, "max_num_seqs", 1)
-        ),
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": max(2048 if on_gpu else 512, _count(given, "max_num_seqs", 1)),
         "cache_tokens": max(length, DEFAULT_TOKENS),
         "page_tokens": -(-64 // unit) * unit,
         "threads": host.cores,
@@ -288,6 +321,13 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
         "kernels": "auto",
         "batch_invariant": False,
         "simulate_no_tilelang": False,
+        "prefix_checkpoints": 0 if truncates else 2 * _count(given, "max_num_seqs", sequences),
+        "max_queue": 4096,
+        "overlap": on_gpu,
+        "enforce_eager": not on_gpu or truncates,
+        "sync_guard": on_gpu,
+        "gpu_memory": 0.9,
+        "log_interval": 0.0,
     }
 
 
@@ -347,13 +387,21 @@ def _wrong(name: str, value: Any, expected: str) -> ConfigError:
 def _check_types(given: dict[str, Any]) -> None:
     """What defaults are worked out from has to be of the right kind first."""
     least = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "cache_tokens": 1,
-             "page_tokens": 1, "threads": 1, "yoco_keep_tokens": 0}  # fmt: skip
-    switches = ("act_quant", "ops_strict", "batch_invariant", "simulate_no_tilelang")
+             "page_tokens": 1, "threads": 1, "yoco_keep_tokens": 0, "prefix_checkpoints": 0,
+             "max_queue": 1}  # fmt: skip
+    switches = ("act_quant", "ops_strict", "batch_invariant", "simulate_no_tilelang",
+                "overlap", "enforce_eager", "sync_guard")  # fmt: skip
+    numbers = {
+        "gpu_memory": "a number in (0, 1]",
+        "log_interval": "a number of seconds, 0 for none",
+    }
     for name, value in given.items():
         if name in least and (type(value) is not int or value < least[name]):
             raise _wrong(name, value, f"a whole number of at least {least[name]}")
         if name in switches and not isinstance(value, bool):
             raise _wrong(name, value, "true or false")
+        if name in numbers and (type(value) not in (int, float) or not 0 <= value < math.inf):
+            raise _wrong(name, value, numbers[name])
         if name in ("ops_backend", "sparse_mla_backend") and not isinstance(value, str):
             raise _wrong(name, value, "the name of a backend, like triton or ref")
         if name == "op" and not (isinstance(value, tuple) and all(type(v) is str for v in value)):
@@ -377,6 +425,12 @@ def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str
     if config.cache_tokens < config.max_model_len:
         expected = f"at least max_model_len = {config.max_model_len}"
         raise _wrong("cache_tokens", config.cache_tokens, expected)
+    if not 0 < config.gpu_memory <= 1:
+        raise _wrong("gpu_memory", config.gpu_memory, "a number in (0, 1]")
+    if config.device == "cpu" and not config.enforce_eager:
+        raise _wrong("enforce_eager", False, "true on a CPU: CUDA graphs need a GPU")
+    if config.device == "cpu" and config.sync_guard:
+        raise _wrong("sync_guard", True, "false on a CPU, where nothing waits for a device")
     _check_truncation(config, model, given)
 
 
@@ -387,6 +441,11 @@ def _check_truncation(config: EngineConfig, model: ModelConfig, given: dict[str,
                 "yoco_keep_tokens", config.yoco_keep_tokens, "yoco_prefill mask or compact"
             )
         return
+    if config.prefix_caching:
+        expected = "0 with yoco_prefill, whose caches are not complete"
+        raise _wrong("prefix_checkpoints", config.prefix_checkpoints, expected)
+    if not config.enforce_eager:
+        raise _wrong("enforce_eager", False, "true with yoco_prefill, whose decode has no graphs")
     boundary = model.boundary_layer
     if boundary is None:
         raise _wrong("yoco_prefill", config.yoco_prefill, "off: no layer has compress ratio 1")

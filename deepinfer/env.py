@@ -54,6 +54,10 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _inverse_switch(text: str) -> bool:
+    return not _switch(text)
+
+
 def _name(text: str) -> str:
     if not text.isascii() or not text.replace("_", "").isalnum():
         raise ValueError(text)
@@ -88,6 +92,14 @@ VARIABLES = (
     Variable(
         "DEEPINFER_SIMULATE_NO_TILELANG", "simulate_no_tilelang", _switch, "0 or 1",
         "act as on a machine without TileLang",
+    ),
+    Variable(
+        "DEEPINFER_ENFORCE_EAGER", "enforce_eager", _switch, "0 or 1",
+        "no CUDA graphs",
+    ),
+    Variable(
+        "DEEPINFER_DISABLE_SYNC_GUARD", "sync_guard", _inverse_switch, "0 or 1",
+        "operations that make the host wait for the GPU are no errors",
     ),
     Variable(
         "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "yoco_prefill",

@@ -5,18 +5,31 @@ Knows the machine and how much a checkpoint needs; must not load one.
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from deepinfer import __version__
 from deepinfer.checkpoint.hf_config import load_model_config, parse_model_config
-from deepinfer.checkpoint.names import tensor_specs
 from deepinfer.checkpoint.released import RELEASED_CONFIG
-from deepinfer.config import ModelConfig
+from deepinfer.config import EngineConfig, EngineOptions, Host, ModelConfig, resolve
+from deepinfer.env import read_environment
+from deepinfer.errors import ConfigError
+from deepinfer.kv.plan import MemoryPlan, plan_memory, weight_bytes
 
 GIB = 2**30
+
+# GPUs that people have: how many, which, and bytes of each as the driver counts them.
+COMMON_GPUS = (
+    (1, "H200", 143_771 * 2**20),
+    (8, "H20", 97_871 * 2**20),
+    (8, "H100", 81_559 * 2**20),
+)
 
 
 @dataclass(frozen=True)
@@ -38,27 +51,10 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def weight_bytes(config: ModelConfig, matrix_bytes: int) -> tuple[int, int]:
-    """Bytes of a loaded model: what must be in memory, and n-gram tables that stay mapped.
-
-    Args:
-        matrix_bytes: of one value of a quantised or bfloat16 matrix: 4 on a CPU, 2 on a GPU.
-    """
-    resident = tables = 0
-    for spec in tensor_specs(config):
-        count = 1
-        for size in spec.shape:
-            count *= size
-        if spec.format == "fp8_row":
-            tables += count + count // 32
-        else:
-            resident += count * (4 if spec.format == "f32" else matrix_bytes)
-    return resident, tables
-
-
-def _fits(name: str, config: ModelConfig, where: str, free: int, matrix: int) -> Finding:
-    resident, tables = weight_bytes(config, matrix)
-    need = resident + (0 if where == "CPU" else tables)
+def _fits(name: str, config: ModelConfig, where: str, free: int) -> Finding:
+    """Whether the weights fit: a CPU keeps float32 matrices and leaves n-gram tables on disk."""
+    weights = weight_bytes(config, 4 if where == "CPU" else None)
+    need = weights.experts + weights.other + (0 if where == "CPU" else weights.tables)
     fact = f"needs {need / GIB:,.1f} GiB of weights on the {where}, {free / GIB:,.1f} GiB are free"
     return Finding(name, fact, "ok" if need < free else "missing")
 
@@ -99,8 +95,99 @@ def examine(model: Path | None) -> list[Finding]:
         checked.append((str(model), load_model_config(model)))
     checked.append(("DeepSeek-V4.1-Flash", parse_model_config(RELEASED_CONFIG)))
     for name, config in checked:
-        findings.append(_fits(name, config, "CPU", free, 4))
+        findings.append(_fits(name, config, "CPU", free))
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             available, _ = torch.cuda.mem_get_info(number)
-            findings.append(_fits(name, config, f"GPU {number}", available, 2))
+            findings.append(_fits(name, config, f"GPU {number}", available))
     return findings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The memory plan of one model on some GPUs."""
+
+    model: str
+    gpus: int
+    gpu: str
+    plan: MemoryPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; sizes in bytes."""
+        extra = {"fits": self.plan.fits, "cache_tokens": self.plan.cache_tokens}
+        return {
+            "model": self.model,
+            "gpus": self.gpus,
+            "gpu": self.gpu,
+            **asdict(self.plan),
+            **extra,
+        }
+
+
+def plan_for(options: EngineOptions, gpus: str | None) -> list[Planned]:
+    """Memory plans of a checkpoint, or without a model of the released one.
+
+    Args:
+        gpus: like 8x96, eight GPUs of 96 GiB each; None for those of this machine, or where it has
+            none for GPUs that are common.
+
+    Raises:
+        ConfigError: a setting or `gpus` cannot be.
+    """
+    name = options.model or "DeepSeek-V4.1-Flash"
+    model = load_model_config(Path(name)) if options.model else parse_model_config(RELEASED_CONFIG)
+    host = Host(cuda=True, cores=os.cpu_count() or 1)
+    options = replace(options, device="cuda", model=name)
+    config, _ = resolve(options, read_environment(), model, host)
+    return [
+        Planned(name, count, gpu, _planned(model, config, size, count))
+        for count, gpu, size in _gpus(gpus)
+    ]
+
+
+def _planned(model: ModelConfig, config: EngineConfig, memory: int, gpus: int) -> MemoryPlan:
+    packed = config.dtype == "bfloat16" and config.act_quant and config.ops_backend != "ref"
+    return plan_memory(model, config, memory, weight_bytes(model, None if packed else 4), gpus)
+
+
+def _gpus(text: str | None) -> tuple[tuple[int, str, int], ...]:
+    if text is not None:
+        count, separator, size = text.partition("x")
+        try:
+            found = (int(count), f"{float(size):g} GiB", int(float(size) * GIB))
+        except ValueError:
+            found = (0, "", 0)
+        if not separator or found[0] < 1 or found[2] < 1:
+            raise ConfigError(f"gpus = {text!r}; expected NUMBERxGIB, like 8x96")
+        return (found,)
+    if not torch.cuda.is_available():
+        return COMMON_GPUS
+    properties = torch.cuda.get_device_properties(0)
+    return ((torch.cuda.device_count(), properties.name, properties.total_memory),)
+
+
+def show(findings: list[Finding]) -> None:
+    """Print the findings as a table."""
+    table = Table(box=box.SIMPLE, show_header=False)
+    marks = {"ok": "[green]yes[/]", "missing": "[red]no[/]", "note": "[yellow]note[/]", "": ""}
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.subject, finding.fact)
+    Console().print(table)
+
+
+def show_plans(plans: list[Planned]) -> None:
+    """Print a column for each kind of GPU, and what to change where something does not fit."""
+    columns = [f"{p.gpus} x {p.gpu}" for p in plans]
+    table = Table("GiB on each GPU", *columns, box=box.SIMPLE)
+    for part in ("usable", "weights", "workspace", "graphs", "states"):
+        table.add_row(part, *(f"{getattr(p.plan, part) / GIB:,.2f}" for p in plans))
+    table.add_row("pages", *(f"{p.plan.pages * p.plan.page / GIB:,.2f}" for p in plans))
+    table.add_row("cache_tokens", *(f"{p.plan.cache_tokens:,}" for p in plans))
+    table.add_row("fits", *("yes" if p.plan.fits else "no" for p in plans))
+    console = Console()
+    console.print(f"memory plan of {plans[0].model}")
+    console.print(table)
+    for column, planned in zip(columns, plans, strict=True):
+        if planned.plan.advice:
+            console.print(f"{column}: {'; or '.join(planned.plan.advice)}")
+    if any(p.gpus > 1 for p in plans):
+        console.print("This version runs on one GPU; plans for several show what each would hold.")

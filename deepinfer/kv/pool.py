@@ -58,6 +58,19 @@ class CachePool:
             for layer, entries in g.entries.items()
         }
 
+    def copy_slot(self, source: int, target: int) -> None:
+        """Everything that a sequence has outside of the pages, to another slot."""
+        for rings in (self.window, self.draft_window):
+            rings[:, target].copy_(rings[:, source])
+        for kept in (*self.groups.values(), self.history):
+            kept[target].copy_(kept[source])
+
+    def copy_page(self, source: int, target: int) -> None:
+        """One page of every KV source layer, to another page."""
+        for tables in (self.compressed, self.index_codes, self.index_scales):
+            for pages in tables.values():
+                pages[target].copy_(pages[source])
+
     def poison(self) -> None:
         """Fill everything with bytes that decode to NaN, so that a read before a write shows."""
         packed = [self.window, self.draft_window, *self.compressed.values()]

@@ -13,7 +13,7 @@ from torch import Tensor
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.dspark import Draft, greedy
 from deepinfer.model.norm import RMSNorm
-from deepinfer.model.step import StepLayout
+from deepinfer.model.step import Layout, StepLayout
 from deepinfer.model.transformer import Hidden, Transformer
 
 
@@ -30,7 +30,7 @@ class CachedState:
         self,
         model: Transformer,
         pool: CachePool,
-        layout: StepLayout,
+        layout: Layout,
         token_ids: Tensor,
         token_map: Tensor | None,
         compact: bool = False,
@@ -40,7 +40,7 @@ class CachedState:
         self.operators = model.precision.operators
         self.rotary = model.rotary
         self.cache = pool
-        self.layout = layout
+        self.layout: Layout = layout
         self.scale = self.config.head_dim**-0.5
         self._compact = compact
         self._token_ids = token_ids
@@ -101,7 +101,7 @@ class CachedState:
         kept = self.cache.groups[layer]
         slots, ring = kept.shape[:2]
         layout, ratio = self.layout, self.config.compress_ratio(layer)
-        rows = layout.completing_rows(ratio)
+        rows, _ = layout.completing(ratio)
         places = self._places(ring, ratio, slots, layout.no_floors)[rows].long()
         state = kept.flatten(0, 1)
         latents: Tensor = self.operators.compress_groups(
@@ -114,13 +114,12 @@ class CachedState:
         """Pack the entries into their pages."""
         pool, layout, operators = self.cache, self.layout, self.operators
         ratio = self.config.compress_ratio(layer)
-        rows = layout.completing_rows(ratio)
-        positions = layout.positions[rows]
+        rows, entries = layout.completing(ratio)
         places = operators.entry_places(
-            (positions // ratio).unsqueeze(-1), layout.sequence[rows], layout.page_table,
+            entries.unsqueeze(-1), layout.sequence[rows], layout.page_table,
             pool.geometry.entries[layer],
         ).squeeze(-1).long()  # fmt: skip
-        first = positions - (ratio - 1)
+        first = layout.positions[rows] - (ratio - 1)
         rotations = self.rotary.rotations(first, ratio, self.precision.dtype)
         operators.store_compressed(latents, rotations, pool.compressed[layer].flatten(0, 1), places)
         operators.store_index_key(
@@ -130,8 +129,8 @@ class CachedState:
 
     def truncate(self, layer: int) -> "tuple[Tensor, CachedState] | None":
         """At the boundary of a compact prefill: the kept suffix of each sequence."""
-        floors = any(rows.window_floor > rows.start for rows in self.layout.rows)
-        if not (self._compact and floors and layer == self.config.boundary_layer):
+        wanted = self._compact and self.layout.drops_rows
+        if not (wanted and layer == self.config.boundary_layer):
             return None
         rows, layout = self.layout.keep_above_floor()
         self.layout = layout
@@ -336,4 +335,5 @@ def run(
     """Forward of the rows of `layout`, reading and extending the cache."""
     state = CachedState(model, pool, layout, token_ids, token_map, compact)
     hidden = model(token_ids, state, keep_streams)
+    assert isinstance(state.layout, StepLayout)
     return StepOutput(hidden, state.layout)

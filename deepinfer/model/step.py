@@ -14,6 +14,8 @@ from torch import Tensor
 
 from deepinfer.kv.geometry import CacheGeometry
 
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
 
 @dataclass(frozen=True)
 class SequenceRows:
@@ -28,7 +30,7 @@ class SequenceRows:
     """
 
     slot: int
-    pages: Sequence[int]
+    pages: "Sequence[int] | Numbers"
     start: int
     count: int
     window_floor: int = 0
@@ -37,16 +39,26 @@ class SequenceRows:
 class StepLayout:
     """Index tensors of one forward over T rows of B sequences, rows of a sequence in order.
 
+    Everything that depends on the step goes to the device in one copy, which the host does not
+    wait for.
+
+    Args:
+        extra: int64 arrays that travel in the same copy.
+
     Attributes:
-        positions: [T] int64; sequence: [T] index of each row's sequence.
+        positions: [T] int64; sequence: [T] index of each row's sequence in the page table.
         starts, first_row, slots: [T] position and number of the first row of the row's sequence,
             and its state slot; left: [T] rows from here to the sequence's last, both included.
+        floors: [T] first position whose window key each row sees past the truncation boundary.
+        page_table: [B, most pages] page numbers, padded with 0.
         longest: most rows of one sequence.
+        extra: the arrays that came along, as tensors.
     """
 
     def __init__(
-        self, rows: Sequence[SequenceRows], geometry: CacheGeometry, device: torch.device
-    ) -> None:
+        self, rows: Sequence[SequenceRows], geometry: CacheGeometry, device: torch.device,
+        extra: Sequence[Numbers] = (),
+    ) -> None:  # fmt: skip
         self.rows = rows
         self.geometry = geometry
         self.device = device
@@ -57,20 +69,22 @@ class StepLayout:
         self.total = int(counts.sum())
         self.longest = int(counts.max(initial=0))
         self.host_positions = np.arange(self.total) - first[sequence] + starts[sequence]
+        self._host_floors = np.array([r.window_floor for r in rows], dtype=np.int64)[sequence]
         slots = np.array([r.slot for r in rows], dtype=np.int64)
         left = (starts + counts)[sequence] - self.host_positions
-        # One copy to the device for all of them, each row at an address that is a multiple of 16:
-        # kernels are compiled for that.
-        table = [self.host_positions, sequence, starts[sequence], first[sequence], slots[sequence]]
-        padded = np.zeros((6, self.total + self.total % 2), dtype=np.int64)
-        padded[:, : self.total] = [*table, left]
-        together = self._device(padded)[:, : self.total]
-        self.positions, self.sequence, self.starts, self.first_row, self.slots, self.left = together
-        self._host_sequence = sequence
-        self._completing: dict[int, Tensor] = {}
-
-    def _device(self, values: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        self._ratios = sorted({geometry.page_tokens // e for e in geometry.entries.values()})
+        completing = [np.flatnonzero((self.host_positions + 1) % r == 0) for r in self._ratios]
+        table = _page_table(rows)
+        tensors = to_device(
+            [self.host_positions, sequence, starts[sequence], first[sequence], slots[sequence],
+             left, self._host_floors, table, *completing, *extra],
+            device,
+        )  # fmt: skip
+        self.positions, self.sequence, self.starts, self.first_row, self.slots = tensors[:5]
+        self.left, self.floors, pages = tensors[5:8]
+        self.page_table = pages.view(table.shape)
+        self._completing = tensors[8 : 8 + len(self._ratios)]
+        self.extra = tensors[8 + len(self._ratios) :]
 
     def sequence_slices(self) -> list[slice]:
         """Row range of each sequence."""
@@ -111,16 +125,15 @@ class StepLayout:
         most = (int(self.host_positions.max(initial=-1)) + 1) // ratio
         return max(1, -(-most // 64)) * 64 if self.device.type == "cuda" else most
 
-    @cached_property
-    def floors(self) -> Tensor:
-        """[T] first position whose window key each row sees past the truncation boundary."""
-        floors = np.array([r.window_floor for r in self.rows], dtype=np.int64)
-        return self._device(floors[self._host_sequence])
-
     @property
     def has_floors(self) -> bool:
-        """Whether any of them is past position 0."""
+        """Whether any window floor is past position 0."""
         return any(r.window_floor for r in self.rows)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether rows lie below their sequence's window floor."""
+        return any(r.window_floor > r.start for r in self.rows)
 
     @cached_property
     def no_floors(self) -> Tensor:
@@ -129,27 +142,96 @@ class StepLayout:
 
     def keep_above_floor(self) -> "tuple[Tensor, StepLayout]":
         """Rows at or past their sequence's window floor, and the layout of those rows alone."""
-        floors = np.array([r.window_floor for r in self.rows], dtype=np.int64)
-        kept = np.flatnonzero(self.host_positions >= floors[self._host_sequence])
+        kept = np.flatnonzero(self.host_positions >= self._host_floors)
         rows = []
         for r in self.rows:
             dropped = max(0, r.window_floor - r.start)
             if dropped < r.count:
                 rows.append(replace(r, start=r.start + dropped, count=r.count - dropped))
-        return self._device(kept), StepLayout(rows, self.geometry, self.device)
+        layout = StepLayout(rows, self.geometry, self.device, [kept])
+        return layout.extra[0], layout
 
-    def completing_rows(self, ratio: int) -> Tensor:
-        """Rows that complete a group of `ratio` tokens."""
-        if ratio not in self._completing:
-            rows = np.flatnonzero((self.host_positions + 1) % ratio == 0)
-            self._completing[ratio] = self._device(rows)
-        return self._completing[ratio]
+    def completing(self, ratio: int) -> tuple[Tensor, Tensor]:
+        """Rows that complete a group of `ratio` tokens, and the numbers of their entries."""
+        rows = self._completing[self._ratios.index(ratio)]
+        return rows, self.positions[rows] // ratio
 
-    @cached_property
-    def page_table(self) -> Tensor:
-        """[B, most pages] page numbers, padded with 0."""
-        most = max((len(r.pages) for r in self.rows), default=0)
-        table = np.zeros((len(self.rows), max(most, 1)), dtype=np.int64)
-        for i, r in enumerate(self.rows):
-            table[i, : len(r.pages)] = r.pages
-        return self._device(table)
+
+class DecodeLayout:
+    """The same of a decode step of fixed size, for a CUDA graph: one row per sequence.
+
+    Shapes depend on the number of rows and on `longest_sequence` alone; what changes from step to
+    step lies in tensors that keep their addresses. A row at position -1 is padding: it sees and
+    stores nothing.
+
+    Args:
+        positions, slots: [T] int64, written before each replay.
+        page_table: [slots, most pages] int64 page numbers by state slot.
+        longest_sequence: no position reaches it.
+    """
+
+    may_store_first, has_floors, drops_rows = True, False, False
+
+    def __init__(
+        self, positions: Tensor, slots: Tensor, page_table: Tensor, geometry: CacheGeometry,
+        longest_sequence: int,
+    ) -> None:  # fmt: skip
+        self.positions = self.starts = positions
+        self.slots = self.sequence = slots
+        self.page_table = page_table
+        self.geometry = geometry
+        self.device = positions.device
+        self.total = positions.shape[0]
+        self.row_numbers = self.first_row = torch.arange(self.total, device=self.device)
+        self.no_floors = self.floors = torch.zeros_like(positions)
+        self.window_length = geometry.ring_tokens - geometry.rollback_tokens
+        self._longest_sequence = longest_sequence
+        # A row with more rows after it than the ring is long goes into no ring.
+        self.left = torch.where(positions < 0, 2**30, 1)
+
+    def visible(self, ratio: int) -> Tensor:
+        """Complete groups of `ratio` tokens at each row [T]."""
+        return (self.positions + 1) // ratio
+
+    def most_visible(self, ratio: int) -> int:
+        """Columns of scores, at least as many as any row may see."""
+        return max(1, -(-(self._longest_sequence // ratio) // 64)) * 64
+
+    def completing(self, ratio: int) -> tuple[Tensor, Tensor]:
+        """All rows, with the number of the entry that each completes, or -1."""
+        groups = (self.positions + 1) // ratio
+        whole = (self.positions >= 0) & (groups * ratio == self.positions + 1)
+        return self.row_numbers, torch.where(whole, groups - 1, -1)
+
+    def keep_above_floor(self) -> "tuple[Tensor, StepLayout]":
+        """Decoding never drops rows."""
+        raise AssertionError("decode rows have no window floors")
+
+
+Layout = StepLayout | DecodeLayout
+
+
+def to_device(arrays: Sequence[Numbers], device: torch.device) -> list[Tensor]:
+    """int64 arrays, flattened, as tensors on `device`: one copy that the host does not wait for.
+
+    Each begins at an address that is a multiple of 16: kernels are compiled for that.
+    """
+    ends = np.cumsum([array.size + array.size % 2 for array in arrays]).tolist()
+    packed = np.zeros(ends[-1], dtype=np.int64)
+    for array, end in zip(arrays, ends, strict=True):
+        start = end - array.size - array.size % 2
+        packed[start : start + array.size] = array.ravel()
+    host = torch.from_numpy(packed)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    sent = host.to(device, non_blocking=True)
+    starts = (end - a.size - a.size % 2 for a, end in zip(arrays, ends, strict=True))
+    return [sent[start : start + a.size] for start, a in zip(starts, arrays, strict=True)]
+
+
+def _page_table(rows: Sequence[SequenceRows]) -> Numbers:
+    most = max((len(r.pages) for r in rows), default=0)
+    table = np.zeros((len(rows), max(most, 1)), dtype=np.int64)
+    for i, r in enumerate(rows):
+        table[i, : len(r.pages)] = r.pages
+    return table

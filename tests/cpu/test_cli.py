@@ -391,6 +391,19 @@ def test_doctor_counts_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert "GiB of weights on the CPU, 1,024.0 GiB are free" in poor["fact"]
 
 
+def test_doctor_plans_memory(run: Run) -> None:
+    """Without a checkpoint the released one, for GPUs that are common or that are named."""
+    shown = run("doctor", "--plan", "--max-num-seqs", 8)
+    assert (shown.status, shown.err) == (0, "")
+    for word in ("8 x H20", "cache_tokens", "at least 5 such GPUs", "runs on one GPU"):
+        assert word in " ".join(shown.out.split())
+    (plan,) = json.loads(run("doctor", "MODEL", "--gpus", "1x80", "--json").out)
+    assert plan["fits"]
+    assert plan["usable"] > plan["weights"] + plan["workspace"] + plan["graphs"] + plan["states"]
+    assert_refused(run("doctor", "--gpus", "many"), "gpus = 'many'", "8x96")
+    assert_refused(run("doctor", "--plan", "--max-queue", 0), "max_queue")
+
+
 BENCH = ("bench", "cpu", "MODEL", "--threads", 1, "--prompt-tokens", 9, "--output-tokens", 3)
 
 

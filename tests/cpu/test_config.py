@@ -56,13 +56,16 @@ def test_defaults_on_a_laptop() -> None:
         max_model_len=32768, max_num_seqs=32, max_num_batched_tokens=512, cache_tokens=32768,
         page_tokens=64, threads=3, yoco_prefill="off", yoco_keep_tokens=0,
         ops_backend="auto", op=(), ops_strict=False, sparse_mla_backend="auto", kernels="auto",
-        batch_invariant=False, simulate_no_tilelang=False,
+        batch_invariant=False, simulate_no_tilelang=False, prefix_checkpoints=64,
+        max_queue=4096, overlap=False, enforce_eager=True, sync_guard=False,
+        gpu_memory=0.9, log_interval=0.0,
     )  # fmt: skip
 
 
 def test_defaults_on_a_gpu() -> None:
     expected = dataclasses.replace(
-        decide(), device="cuda", max_num_batched_tokens=2048, threads=16
+        decide(), device="cuda", max_num_batched_tokens=2048, threads=16, overlap=True,
+        enforce_eager=False, sync_guard=True,
     )  # fmt: skip
     assert decide(host=SERVER) == expected
     assert decide(host=SERVER, device="cpu").max_num_batched_tokens == 512
@@ -119,8 +122,10 @@ OTHER = {
     "cache_tokens": 50_000, "page_tokens": 128, "threads": 9, "yoco_prefill": "mask",
     "yoco_keep_tokens": 200, "ops_backend": "ref", "op": ("rope=ref",), "ops_strict": True,
     "sparse_mla_backend": "triton", "kernels": "tile", "batch_invariant": True,
-    "simulate_no_tilelang": True,
+    "simulate_no_tilelang": True, "prefix_checkpoints": 5, "max_queue": 9, "overlap": False,
+    "enforce_eager": True, "sync_guard": False, "gpu_memory": 0.5, "log_interval": 2.5,
 }  # fmt: skip
+TOGETHER = sorted(set(OTHER) - {"prefix_checkpoints"})  # which yoco_prefill forbids
 
 
 def test_every_setting_has_another_value_here() -> None:
@@ -149,7 +154,7 @@ def test_user_before_environment_before_default(name: str, source: str) -> None:
     assert decided[name].decided_by == ("environment" if source == "environment" else "user")
 
 
-@given(st.sets(st.sampled_from(sorted(OTHER))), st.sets(st.sampled_from(sorted(OTHER))))
+@given(st.sets(st.sampled_from(TOGETHER)), st.sets(st.sampled_from(TOGETHER)))
 def test_every_decision_is_reported_with_its_origin(user: set[str], environment: set[str]) -> None:
     user |= {"yoco_prefill"}  # which allows yoco_keep_tokens
     options = EngineOptions("folder", **{name: OTHER[name] for name in user})
@@ -282,3 +287,42 @@ def test_defaults_fit_what_is_given(released: ModelConfig) -> None:
     assert config(max_num_batched_tokens=8).max_num_seqs == 8
     assert config(cache_tokens=4096).max_model_len == 4096
     assert config(max_model_len=100_000).cache_tokens == 100_000
+
+
+def test_a_gpu_has_graphs_an_overlapped_loop_and_a_guard() -> None:
+    config = decide(host=SERVER)
+    assert (config.overlap, config.enforce_eager, config.sync_guard) == (True, False, True)
+    for setting in ("overlap", "enforce_eager", "sync_guard"):
+        assert getattr(decide(host=SERVER, **{setting: False}), setting) is False
+    assert decide(host=SERVER, environment={"enforce_eager": True}).enforce_eager
+
+
+def test_states_of_prefixes() -> None:
+    assert decide(max_num_seqs=7).prefix_checkpoints == 14
+    assert decide(max_num_seqs=7).state_slots == 21
+    assert decide(prefix_checkpoints=0).state_slots == 32
+    assert decide(prefix_checkpoints=3).state_slots == 35
+    truncated = decide(yoco_prefill="mask", host=SERVER)
+    assert (truncated.prefix_caching, truncated.enforce_eager) == (False, True)
+
+
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"prefix_checkpoints": -1}, "prefix_checkpoints = -1; expected a whole number"),
+    ({"yoco_prefill": "mask", "prefix_checkpoints": 2}, "prefix_checkpoints = 2; expected 0 with"),
+    ({"enforce_eager": False}, "enforce_eager = False; expected true on a CPU"),
+    ({"sync_guard": True}, "sync_guard = True; expected false on a CPU"),
+    ({"gpu_memory": 0.0}, "gpu_memory = 0.0; expected a number in"),
+    ({"gpu_memory": 1.5}, "gpu_memory = 1.5; expected a number in"),
+    ({"gpu_memory": "all"}, "gpu_memory = 'all'; expected a number in"),
+    ({"log_interval": -1}, "log_interval = -1; expected a number of seconds"),
+    ({"log_interval": float("nan")}, "log_interval = nan; expected a number of seconds"),
+    ({"max_queue": 0}, "max_queue = 0; expected a whole number"),
+    ({"overlap": 1}, "overlap = 1; expected true or false"),
+])  # fmt: skip
+def test_settings_of_the_engine_that_cannot_be(settings: dict[str, Any], named: str) -> None:
+    assert named in refused(**settings)
+
+
+def test_no_graphs_with_a_truncated_prefill() -> None:
+    text = refused(host=SERVER, yoco_prefill="compact", enforce_eager=False)
+    assert "enforce_eager = False; expected true with yoco_prefill" in text

@@ -30,6 +30,9 @@ def test_an_environment_without_ours_decides_nothing() -> None:
     ("DEEPINFER_SPARSE_MLA_BACKEND", "ref", "sparse_mla_backend", "ref"),
     ("DEEPINFER_SIMULATE_NO_TILELANG", "1", "simulate_no_tilelang", True),
     ("DEEPINFER_OPS_RMS_NORM", "triton", "op", ("rms_norm=triton",)),
+    ("DEEPINFER_ENFORCE_EAGER", "1", "enforce_eager", True),
+    ("DEEPINFER_DISABLE_SYNC_GUARD", "1", "sync_guard", False),
+    ("DEEPINFER_DISABLE_SYNC_GUARD", "0", "sync_guard", True),
 ])  # fmt: skip
 def test_legal_values(name: str, text: str, setting: str, value: object) -> None:
     assert read_environment({name: text, "HOME": "x"}) == {setting: value}

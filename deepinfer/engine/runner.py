@@ -1,0 +1,228 @@
+"""Runs the rows of a step on the device: cache tensors, forwards, logits.
+
+Knows slots, pages, token ids and how a forward is laid out; must not know requests, or how tokens
+are chosen.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.config import EngineConfig, max_rollback
+from deepinfer.engine.graphs import DecodeGraphs, DecodeRow, DecodeStep
+from deepinfer.kv.geometry import CacheGeometry, cache_geometry
+from deepinfer.kv.pool import CachePool
+from deepinfer.model.cached import run
+from deepinfer.model.step import Numbers, SequenceRows, StepLayout, to_device
+from deepinfer.model.transformer import Transformer
+
+# Multiply-adds of one square matrix product below which a second CPU thread costs more than it
+# brings: handing out and joining the work of a few thousand tiny operations.
+_PARALLEL_WORK = 2_000_000
+
+
+class Blocks(Protocol):
+    """Where a sequence lives: its state slot, and its pages in order, which are only appended to
+    while it has the slot."""
+
+    slot: int
+    pages: list[int]
+
+
+@dataclass(frozen=True)
+class ForwardRows:
+    """Rows of one sequence in a forward.
+
+    Attributes:
+        token_ids: of the rows, empty for the one token that was last sampled in the slot.
+        start: position of the first row.
+        window_floor: see SequenceRows.
+        wanted: the last so many rows get logits.
+    """
+
+    blocks: Blocks
+    token_ids: Sequence[int]
+    start: int
+    window_floor: int = 0
+    wanted: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.token_ids) or 1
+
+
+class PageTable:
+    """Pages of the sequence in every slot, [slots, most pages] int64, here and on the device.
+
+    Only what was added since the last look is copied, so a long sequence costs no more than a
+    short one.
+    """
+
+    def __init__(self, slots: int, most_pages: int, device: torch.device) -> None:
+        self._host = np.zeros((slots, most_pages), dtype=np.int64)
+        self.device = torch.zeros(slots, most_pages, dtype=torch.int64, device=device)
+        self._owners: list[Blocks | None] = [None] * slots
+        self._known = [0] * slots
+        self._changes: list[tuple[int, int, int]] = []
+
+    def row(self, blocks: Blocks) -> Numbers:
+        """Page numbers of one sequence, up to date."""
+        slot, pages = blocks.slot, blocks.pages
+        if self._owners[slot] is not blocks:
+            self._owners[slot], self._known[slot] = blocks, 0
+        known = self._known[slot]
+        if known < len(pages):
+            self._host[slot, known : len(pages)] = pages[known:]
+            self._changes.append((slot, known, len(pages)))
+            self._known[slot] = len(pages)
+        return self._host[slot, : len(pages)]
+
+    def send(self) -> None:
+        """Bring the device's table up to date with all rows that were looked at."""
+        if not self._changes:
+            return
+        width = self._host.shape[1]
+        places = [np.arange(a, b) + slot * width for slot, a, b in self._changes]
+        pages = [self._host[slot, a:b] for slot, a, b in self._changes]
+        self._changes.clear()
+        to, numbers = to_device([np.concatenate(places), np.concatenate(pages)], self.device.device)
+        self.device.view(-1).index_copy_(0, to, numbers)
+
+
+def pool_geometry(model: Transformer, config: EngineConfig) -> CacheGeometry:
+    """Geometry whose slots can be taken back to the last page border, for the prefix cache."""
+    rollback = max_rollback(model.config)
+    if config.prefix_caching:
+        rollback = max(rollback, config.page_tokens)
+    return cache_geometry(model.config, config.page_tokens, rollback)
+
+
+class Runner:
+    """The model and its cache on one device.
+
+    Args:
+        slots: state slots; token_map: [V] int64 n-gram classes, None without n-gram layers.
+
+    Attributes:
+        sampled: [slots] int64, the token last sampled in each slot.
+        graphs: captured decode steps, None until `capture`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model: Transformer, token_map: Tensor | None, slots: int
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.token_map = token_map
+        self.device = model.embed.weight.device
+        self.geometry = pool_geometry(model, config)
+        self.pages = self.geometry.pages_for(config.cache_tokens)
+        accumulate = model.precision.accumulate
+        self.pool = CachePool(self.geometry, self.pages, slots, self.device, accumulate)
+        longest = min(config.max_model_len, self.pages * config.page_tokens)
+        self.page_table = PageTable(slots, self.geometry.pages_for(longest), self.device)
+        self.sampled = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self.graphs: DecodeGraphs | None = None
+
+    def capture(self) -> Iterator[tuple[int, int]]:
+        """Capture the decode graphs; yields (rows, longest sequence) of each.
+
+        Writes into slot 0 and page 0, so nothing may run yet.
+        """
+        longest = min(self.config.max_model_len, self.config.cache_tokens)
+
+        def make(rows: int, most: int) -> DecodeStep:
+            return DecodeStep(self.model, self.pool, self.token_map, self.sampled,
+                              self.page_table.device, rows, most)  # fmt: skip
+
+        graphs = DecodeGraphs(make, self.config.max_num_seqs, longest)
+        yield from graphs.capture()
+        self.graphs = graphs
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
+        """Process the rows; logits [n, V] float32 of the wanted ones, and where each part's are.
+
+        The logits of a decode step are valid until the next forward.
+        """
+        with self._guarded():
+            if self.graphs is not None and all(r.count == r.wanted == 1 for r in rows):
+                return self._decode(rows), [slice(i, i + 1) for i in range(len(rows))]
+            return self._eager(rows)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """On a GPU, whatever makes the host wait for it raises (references of experts do wait)."""
+        if not (self.config.sync_guard and self.model.precision.packed):
+            yield
+            return
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _decode(self, rows: Sequence[ForwardRows]) -> Tensor:
+        assert self.graphs is not None
+        for r in rows:
+            self.page_table.row(r.blocks)
+        self.page_table.send()
+        return self.graphs.replay(
+            [DecodeRow(r.blocks.slot, r.start, r.token_ids[0] if r.token_ids else -1) for r in rows]
+        )
+
+    def _eager(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
+        if self.device.type == "cpu":
+            self._set_threads(sum(r.count for r in rows))
+        sequences = [
+            SequenceRows(r.blocks.slot, self.page_table.row(r.blocks), r.start, r.count,
+                         r.window_floor)
+            for r in rows
+        ]  # fmt: skip
+        compact = self.config.yoco_prefill == "compact"
+        wanted, places = _wanted(rows, compact)
+        ids, sources = _token_ids(rows)
+        layout = StepLayout(sequences, self.geometry, self.device, [ids, sources, wanted])
+        token_ids, from_slots, wanted_rows = layout.extra
+        if (sources >= 0).any():
+            operators = self.model.precision.operators
+            no_drafts = self.sampled.new_empty(len(self.sampled), 0)
+            first = torch.zeros(len(sources), dtype=torch.int32, device=self.device)
+            operators.fix_token_ids(token_ids, from_slots.int(), self.sampled, no_drafts, first)
+        output = run(self.model, self.pool, layout, token_ids, self.token_map, compact=compact)
+        return self.model.logits(output.hidden.x[wanted_rows]).float(), places
+
+    def _set_threads(self, rows: int) -> None:
+        work = rows * self.model.config.hidden_size**2
+        torch.set_num_threads(self.config.threads if work >= _PARALLEL_WORK else 1)
+
+
+def _token_ids(rows: Sequence[ForwardRows]) -> tuple[Numbers, Numbers]:
+    """Token ids of all rows, and the slots whose last sampled token replaces one, or -1."""
+    ids: list[int] = []
+    sources: list[int] = []
+    for r in rows:
+        ids += r.token_ids or [0]
+        sources += [-1] * len(r.token_ids) or [r.blocks.slot]
+    return np.array(ids, dtype=np.int64), np.array(sources, dtype=np.int64)
+
+
+def _wanted(rows: Sequence[ForwardRows], compact: bool) -> tuple[Numbers, list[slice]]:
+    """Numbers of the rows that get logits, among those that go through all layers, and the place
+    of each part's logits."""
+    wanted: list[int] = []
+    places = []
+    end = 0
+    for r in rows:
+        dropped = min(r.count, max(0, r.window_floor - r.start)) if compact else 0
+        end += r.count - dropped
+        places.append(slice(len(wanted), len(wanted) + min(r.wanted, r.count - dropped)))
+        wanted += range(end - min(r.wanted, r.count - dropped), end)
+    return np.array(wanted, dtype=np.int64), places
