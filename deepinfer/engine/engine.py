@@ -88,7 +88,7 @@ class Engine:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            tokens = len(request.prompt_ids) + request.params.max_tokens
+            tokens = len(request.prompt_ids) + request.params.budget
             if not self.allocator.can_open(tokens):
                 return
             request.blocks = self.allocator.open()

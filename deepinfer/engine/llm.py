@@ -203,15 +203,31 @@ class LLM:
             raise RequestError("the prompt is empty; expected at least one character")
         ids = self.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         check_request(ids, params, self.config, self.model_config)
+        _refuse_unserved(params)
+        params = params.for_prompt(len(ids), self.config.max_model_len)
         self._count += 1
         seed = random.getrandbits(64) if params.seed is None else params.seed
-        output = OutputText(self.tokenizer.stream(), list(params.stop))
+        decoder = self.tokenizer.stream(params.skip_special_tokens)
+        output = OutputText(decoder, list(params.stop), params.include_stop_str_in_output)
         return Request(str(self._count), text, ids, params, seed, output)
 
 
 def create_llm(model: str | Path, **settings: Any) -> LLM:
     """`LLM(model, **settings)`; the name that engines of this family share."""
     return LLM(model, **settings)
+
+
+def _refuse_unserved(params: SamplingParams) -> None:
+    """What this loop does not do: `SamplingBatch` and grammars do it."""
+    changed = (
+        params.n > 1, params.min_tokens, params.has_penalties, params.logit_bias,
+        params.allowed_token_ids is not None, params.banned_token_ids, params.structured,
+    )  # fmt: skip
+    if any(changed):
+        raise RequestError(
+            "n, min_tokens, penalties, logit_bias, allowed_token_ids, banned_token_ids and"
+            " structured are not served yet; leave them at their defaults"
+        )
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:

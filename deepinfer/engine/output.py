@@ -31,16 +31,23 @@ class OutputText:
     the longest. So the text does not depend on how it was split into tokens, and a stop string
     ends it at once. Text that may be the beginning of a stop string is held back.
 
+    Args:
+        stream: decodes the sequence.
+        stop: stop strings, none of them empty.
+        include_stop: the text ends after the stop string instead of before it.
+
     Attributes:
         stop_reason: the stop string that was met, or None.
     """
 
-    def __init__(self, stream: TextStream, stop: Sequence[str]) -> None:
+    def __init__(self, stream: TextStream, stop: Sequence[str], include_stop: bool = False) -> None:
         assert all(stop), "an empty stop string would end every text"
         self.stop_reason: str | None = None
         self._stream = stream
         self._stop = tuple(stop)
+        self._include_stop = include_stop
         self._held = ""
+        self._unstopped = 0  # characters of what is held in which no stop string may end
         self._shown: list[str] = []
 
     @property
@@ -48,37 +55,47 @@ class OutputText:
         """All text handed out so far."""
         return "".join(self._shown)
 
-    def push(self, token_id: int) -> str:
-        """The text that may be shown now, often ""; sets `stop_reason` when a stop string ends."""
-        assert self.stop_reason is None, "push after a stop string"
-        return self._show(self._take(self._stream.push(token_id)))
+    def push(self, token_id: int, may_stop: bool = True) -> str:
+        """The text that may be shown now, often ""; sets `stop_reason` when a stop string ends.
 
-    def finish(self) -> str:
-        """The text still held back; call once, when no token follows.
+        Unless `may_stop`, a stop string that ends in this text is none.
+        """
+        assert self.stop_reason is None, "push after a stop string"
+        return self._show(self._take(self._stream.push(token_id), may_stop))
+
+    def finish(self, may_stop: bool = True) -> str:
+        """The text still held back; call once, when no token follows. `may_stop` as in push.
 
         The last bytes of a sequence may complete a stop string: look at `stop_reason` after it.
         """
         if self.stop_reason is not None:
             return ""
-        text = self._take(self._stream.flush())
+        text = self._take(self._stream.flush(), may_stop)
         rest, self._held = self._held, ""
         return self._show(text + rest)
 
-    def _take(self, new: str) -> str:
+    def _take(self, new: str, may_stop: bool) -> str:
         """Adds `new` to what is held and returns the part that no stop string can reach."""
         text = self._held + new
-        found = [stop for stop in self._stop if stop in text]
-        if found:
-            _, start, stop = min((text.find(s) + len(s), text.find(s), s) for s in found)
-            self._held, self.stop_reason = "", stop
-            return text[:start]
-        # A stop string must not be complete in the held text, so one character less than the
+        if not may_stop:
+            self._unstopped = len(text)
+        ends = []
+        for stop in self._stop:
+            start = text.find(stop, max(self._unstopped - len(stop) + 1, 0))
+            if start >= 0:
+                ends.append((start + len(stop), start, stop))
+        if ends:
+            end, start, self.stop_reason = min(ends)
+            self._held = ""
+            return text[: end if self._include_stop else start]
+        # A stop string that is complete in the held text is none, so one character less than the
         # longest is the most that can be held.
         longest = max(map(len, self._stop), default=1) - 1
         start = max(len(text) - longest, 0)
         while not any(stop.startswith(text[start:]) for stop in self._stop) and start < len(text):
             start += 1
         self._held = text[start:]
+        self._unstopped = max(self._unstopped - start, 0)
         return text[:start]
 
     def _show(self, text: str) -> str:

@@ -68,10 +68,10 @@ class Request:
             return self.finish("stop")
         if token in params.stop_token_ids:
             return self.finish("stop", token)
-        shown = self.text.push(token)
+        shown = self.text.push(token, may_stop=len(self.generated) > params.min_tokens)
         if self.text.stop_reason is not None:
             return shown + self.finish("stop", self.text.stop_reason)
-        if len(self.generated) >= params.max_tokens:
+        if len(self.generated) >= params.budget:
             shown += self.finish("length")
         return shown
 
@@ -80,7 +80,7 @@ class Request:
 
         A stop string that only the last bytes complete still counts as one.
         """
-        rest = self.text.finish()
+        rest = self.text.finish(may_stop=len(self.generated) > self.params.min_tokens)
         self.finish_reason, self.stop_reason = reason, stop
         if stop is None and self.text.stop_reason is not None:
             self.finish_reason, self.stop_reason = "stop", self.text.stop_reason
@@ -135,14 +135,7 @@ def check_request(
         raise RequestError(
             f"prompt token id {model.image_token_id} stands for an image; only text is supported"
         )
-    wrong = [i for i in params.stop_token_ids if i >= model.vocab_size]
-    if wrong:
-        raise RequestError(f"stop_token_ids has {wrong[0]}; expected ids < {model.vocab_size}")
-    total = len(prompt_ids) + params.max_tokens
-    if total > config.max_model_len:
-        raise RequestError(
-            f"{len(prompt_ids)} prompt tokens + max_tokens = {params.max_tokens} make {total};"
-            f" expected at most max_model_len = {config.max_model_len}"
-        )
+    params.check_vocabulary(model.vocab_size, model.eos_token_id)
+    params.for_prompt(len(prompt_ids), config.max_model_len)
     if params.prompt_logprobs is not None and config.yoco_prefill != "off":
         raise RequestError("prompt_logprobs needs every prompt row; set yoco_prefill to off")

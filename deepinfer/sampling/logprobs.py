@@ -3,10 +3,13 @@
 Knows raw logits and token ids; must not know sampling parameters, text or requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from deepinfer.ops.select import Operators, references
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class TokenLogprobs:
         token_id: the token.
         logprob: its log-probability, natural logarithm; -inf where the model rules it out.
         rank: its place in descending order, from 1; among equals the lower id comes first.
-        top: the most likely (token id, logprob) pairs in that order.
+        top: the most likely (token id, logprob) pairs in that order, none that the model rules out.
     """
 
     token_id: int
@@ -26,39 +29,84 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-def token_logprobs(logits: Tensor, chosen: Tensor, k: int) -> list[TokenLogprobs]:
-    """log_softmax of unprocessed logits at the chosen tokens and at the k most likely ones.
+@dataclass(frozen=True)
+class LogprobRows:
+    """Log-probabilities of one token of each of L rows, and of the most likely ones, on the device.
+
+    Attributes:
+        wanted: alternatives that each row asks for, at most k.
+        tokens: [L] int64; logprobs: [L] float32; ranks: [L] int64.
+        top_ids: [L, k] int64, -1 for none; top_logprobs: [L, k] float32.
+    """
+
+    wanted: tuple[int, ...]
+    tokens: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    @classmethod
+    def of(
+        cls, logits: Tensor, tokens: Tensor, wanted: Sequence[int], operators: Operators
+    ) -> "LogprobRows":
+        """log_softmax of unprocessed logits at the tokens and at the most likely ones.
+
+        Does not wait for the device.
+
+        Args:
+            logits: [L, V] float32; tokens: [L] int64.
+            wanted: alternatives of each row; more than V gives V.
+        """
+        assert logits.dim() == 2 and logits.dtype == torch.float32, (logits.shape, logits.dtype)
+        assert tokens.shape == logits.shape[:1] and len(wanted) == len(tokens)
+        logprobs, ranks = operators.token_logprobs(logits, tokens)
+        most = max(wanted, default=0)
+        if most:
+            top_ids, top_logprobs = operators.top_logprobs(logits, most)
+        else:
+            top_ids, top_logprobs = tokens.new_empty(len(wanted), 0), logprobs.new_empty(
+                len(wanted), 0
+            )  # fmt: skip
+        return cls(tuple(wanted), tokens, logprobs, ranks, top_ids, top_logprobs)
+
+    def pack(self) -> Tensor:
+        """Everything in one tensor for one copy to the host: [L, 3 + 2 k] int64."""
+        bits = torch.cat([self.logprobs.unsqueeze(1), self.top_logprobs], 1).double()
+        ids = torch.stack([self.tokens, self.ranks], 1)
+        return torch.cat([ids, self.top_ids, bits.view(torch.int64)], 1)
+
+    def read(self, packed: Tensor) -> list[TokenLogprobs]:
+        """One entry per row, from what `pack` gave and somebody copied to the host."""
+        k = self.top_ids.shape[1]
+        ids, values = packed[:, : 2 + k].tolist(), packed[:, 2 + k :].contiguous()
+        return [
+            TokenLogprobs(
+                token, own, rank, tuple(p for p in zip(top, tops, strict=True) if p[0] >= 0)[:count]
+            )
+            for (token, rank, *top), (own, *tops), count in zip(
+                ids, values.view(torch.float64).tolist(), self.wanted, strict=True
+            )
+        ]
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, k: int | Sequence[int], operators: Operators | None = None
+) -> list[TokenLogprobs]:
+    """log_softmax of unprocessed logits at the tokens and at the k most likely ones.
 
     Temperature and filters have no part in it. Rank and `top` share one order: logits
     descending, the lower id first among equals.
 
     Args:
         logits: [B, V] float32.
-        chosen: [B] int64 token ids.
-        k: alternatives per row; more than V gives V.
+        tokens: [B] int64 token ids.
+        k: alternatives, of all rows or of each; more than V gives V.
+        operators: default their references.
 
     Returns:
         One entry per row.
     """
-    assert logits.dim() == 2 and logits.dtype == torch.float32, (logits.shape, logits.dtype)
-    assert chosen.shape == logits.shape[:1] and k >= 0
-    logprobs = torch.log_softmax(logits, -1)
-    own = logits.gather(-1, chosen.unsqueeze(-1))  # [B, 1]
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    ahead = (logits > own) | ((logits == own) & (ids < chosen.unsqueeze(-1)))
-    ranks = (ahead.sum(-1) + 1).tolist()
-    values = logprobs.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).tolist()
-    tops = [_top(logits[row], logprobs[row], k) for row in range(logits.shape[0])]
-    rows = zip(chosen.tolist(), values, ranks, tops, strict=True)
-    return [TokenLogprobs(token, value, rank, top) for token, value, rank, top in rows]
-
-
-def _top(logits: Tensor, logprobs: Tensor, k: int) -> tuple[tuple[int, float], ...]:
-    """The k largest of one row, [V]; torch.topk alone leaves the order of equals open."""
-    if k == 0:
-        return ()
-    threshold = logits.topk(min(k, logits.shape[0])).values[-1]
-    ids = (logits >= threshold).nonzero().flatten()  # ascending, k or more
-    order = logits[ids].sort(descending=True, stable=True).indices[:k]
-    ids = ids[order]
-    return tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+    wanted = [k] * len(tokens) if isinstance(k, int) else k
+    rows = LogprobRows.of(logits, tokens, wanted, operators or references())
+    return rows.read(rows.pack().cpu())

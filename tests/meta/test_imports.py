@@ -22,6 +22,8 @@ CONTROL = {
     "deepinfer.kv.prefix",
     "deepinfer.log",
     "deepinfer.sampling.params",
+    "deepinfer.sampling.schema",
+    "deepinfer.sampling.structured",
 }
 
 PROBE = """
