@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from deepinfer.sampling.logprobs import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
 
 
 class TextStream(Protocol):
@@ -112,7 +112,7 @@ class CompletionOutput:
         text: the text, cut right before the stop string that ended it.
         token_ids: every generated token, those past the cut included.
         finish_reason: stop = end token, stop token or stop string; length = budget spent;
-            abort = cancelled; error = it could not go on.
+            abort = cancelled; deadline = its time was up; error = it could not go on.
         stop_reason: the stop string or stop token id that ended it, None for anything else.
         logprobs: one entry per token when asked for.
     """

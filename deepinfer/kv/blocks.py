@@ -1,11 +1,30 @@
-"""Which pages and state slots are free, and which sequence owns the others.
+"""Which pages and state slots are free, and how many holders the others have.
 
-Knows numbers only; must not know torch or what a page holds.
+Knows numbers only; must not know torch, tokens or what a page holds.
 """
 
 from dataclasses import dataclass, field
 
 from deepinfer.errors import OutOfPages
+
+
+@dataclass(frozen=True)
+class SlotCopy:
+    """An order to the device: everything in state slot `source` also into slot `target`."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """An order to the device: everything in page `source` also into page `target`, all layers."""
+
+    source: int
+    target: int
+
+
+Copy = SlotCopy | PageCopy
 
 
 @dataclass
@@ -20,48 +39,111 @@ class SequenceBlocks:
 
 
 class BlockAllocator:
-    """Free lists of pages and slots. Lowest numbers are handed out first after a fresh start."""
+    """Free lists, and reference counts of pages.
+
+    A page may have several holders, a slot has one. Lowest numbers are handed out first after a
+    fresh start.
+
+    Attributes:
+        pages, slots: how many there are; page_tokens: tokens of one page.
+        references: holders of every page, 0 = free.
+    """
 
     def __init__(self, pages: int, slots: int, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.pages = pages
         self.slots = slots
+        self.references = [0] * pages
         self._free_pages = list(range(pages - 1, -1, -1))
         self._free_slots = list(range(slots - 1, -1, -1))
 
     @property
     def free_pages(self) -> int:
-        """Pages that no sequence owns."""
+        """Pages that nobody holds."""
         return len(self._free_pages)
 
     @property
     def free_slots(self) -> int:
-        """Slots that no sequence owns."""
+        """Slots that nobody owns."""
         return len(self._free_slots)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_tokens)
 
     def can_open(self, tokens: int) -> bool:
         """Whether a new sequence of `tokens` tokens fits now."""
-        return bool(self._free_slots) and -(-tokens // self.page_tokens) <= self.free_pages
+        return bool(self._free_slots) and self.pages_for(tokens) <= self.free_pages
 
     def open(self) -> SequenceBlocks:
         """A state slot for a new sequence without pages."""
-        if not self._free_slots:
-            raise OutOfPages(f"all {self.slots} state slots are in use")
-        return SequenceBlocks(self._free_slots.pop())
+        return SequenceBlocks(self.take_slot())
 
     def reserve(self, blocks: SequenceBlocks, tokens: int) -> None:
         """Make room for `tokens` tokens in all; either every page is added or none."""
         assert blocks.slot >= 0, "pages wanted for a closed sequence"
-        missing = -(-tokens // self.page_tokens) - len(blocks.pages)
+        missing = self.pages_for(tokens) - len(blocks.pages)
         if missing > self.free_pages:
             raise OutOfPages(
                 f"{missing} cache pages wanted, {self.free_pages} of {self.pages} free"
             )
-        blocks.pages.extend(self._free_pages.pop() for _ in range(missing))
+        for _ in range(missing):
+            page = self._free_pages.pop()
+            self.references[page] = 1
+            blocks.pages.append(page)
 
     def close(self, blocks: SequenceBlocks) -> None:
-        """Give back everything that a sequence owns."""
+        """Give back everything that a sequence holds."""
         assert blocks.slot >= 0, "sequence closed twice"
-        self._free_pages.extend(reversed(blocks.pages))
-        self._free_slots.append(blocks.slot)
+        for page in reversed(blocks.pages):
+            self.release(page)
+        self.give_slot(blocks.slot)
         blocks.pages, blocks.slot = [], -1
+
+    def take_slot(self) -> int:
+        """A free slot, which is the caller's from now on."""
+        if not self._free_slots:
+            raise OutOfPages(f"all {self.slots} state slots are in use")
+        return self._free_slots.pop()
+
+    def give_slot(self, slot: int) -> None:
+        """Take back a slot from its owner."""
+        self._free_slots.append(slot)
+
+    def share(self, page: int) -> None:
+        """One holder more of a page that has one."""
+        assert self.references[page] > 0, f"page {page} is free and cannot be shared"
+        self.references[page] += 1
+
+    def release(self, page: int) -> int:
+        """One holder less; returns how many are left, and with none the page is free."""
+        left = self.references[page] - 1
+        assert left >= 0, f"page {page} was released more often than it was taken"
+        self.references[page] = left
+        if not left:
+            self._free_pages.append(page)
+        return left
+
+    def free_numbers(self) -> tuple[list[int], list[int]]:
+        """Numbers of the free pages and of the free slots, for audits."""
+        return list(self._free_pages), list(self._free_slots)
+
+
+def waves(copies: list[Copy]) -> list[list[Copy]]:
+    """Split orders that hold one after the other into groups that may each run at once.
+
+    Within a group nothing is written twice, and nothing is both read and written. Slots and pages
+    are told apart, the order of the groups is the order of the orders.
+    """
+    groups: list[list[Copy]] = []
+    read: set[tuple[type[Copy], int]] = set()
+    written: set[tuple[type[Copy], int]] = set()
+    for copy in copies:
+        source, target = (type(copy), copy.source), (type(copy), copy.target)
+        if not groups or source in written or target in written or target in read:
+            groups.append([])
+            read, written = set(), set()
+        groups[-1].append(copy)
+        read.add(source)
+        written.add(target)
+    return groups
