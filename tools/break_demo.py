@@ -257,7 +257,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     items = load_items(arguments.model, arguments.tasks, arguments.limit)
-    llm = LLM(arguments.model, dtype=arguments.dtype, threads=arguments.threads)
+    llm = LLM(arguments.model, dtype=arguments.dtype, threads=arguments.threads,
+              prefix_checkpoints=0)  # fmt: skip
     rows = run_all(llm, ask(llm, items, arguments.draft_items), arguments.only or BREAKAGES)
     if arguments.json:
         thresholds = {"shift": SHIFT, "accepted": ACCEPTED}

@@ -1,7 +1,6 @@
 """`deepinfer chat`: a conversation in the V4.1 prompt format.
 
-Knows messages and how a reply is shown; deepseek-recipe knows the prompt format and takes a reply
-apart into thinking, text and tool calls.
+Knows how messages are read and a reply is shown; must not know the prompt format.
 """
 
 import io
@@ -13,82 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from deepinfer.config import EngineOptions
+from deepinfer.engine.chat_format import recipe
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.request import Request
-from deepinfer.errors import ConfigError, RequestError
+from deepinfer.errors import RequestError
 from deepinfer.sampling.params import SamplingParams
 
-_MODEL = "deepinfer"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _HELP = "/new starts a new conversation, /help shows this, /exit or Ctrl-D ends"
-
-
-def _recipe() -> Any:
-    try:
-        import deepseek_recipe
-    except ImportError:
-        raise ConfigError(
-            "chat needs the package deepseek-recipe: pip install 'deepinfer-hopper[chat]'"
-        ) from None
-    return deepseek_recipe
-
-
-class PromptFormat:
-    """The checkpoint's prompt format, with its own tokenizer."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._recipe = _recipe()
-        self._tokenizer = self._recipe.Tokenizer.from_str(llm.tokenizer.inner.to_str())
-        self._encoding = self._recipe.DeepseekV41Encoding().with_tokenizer(self._tokenizer)
-
-    def convert(self, messages: list[dict[str, Any]], thinking: bool) -> Any:
-        """The conversation as deepseek-recipe holds it."""
-        recipe = self._recipe
-        for message in messages:
-            try:
-                message["content"].encode()
-            except UnicodeEncodeError:
-                raise RequestError("a message is not valid UTF-8 text") from None
-        alias = recipe.ConversionOptions().with_model_alias(
-            _MODEL, recipe.ModelVersion.DeepseekV41Flash
-        )
-        body = {
-            "model": _MODEL,
-            "messages": messages,
-            "thinking": {"type": "enabled" if thinking else "disabled"},
-        }
-        return recipe.ChatCompletionRequest(body).convert(alias)
-
-    def encode(self, converted: Any) -> list[int]:
-        """Token ids of the prompt."""
-        return list(self._encoding.encode(converted.conversation))
-
-    def deltas(self, converted: Any, pieces: Iterator[list[int]]) -> Iterator[dict[str, Any]]:
-        """Parts of the reply, {"reasoning_content" | "content" | "tool_calls": ...}, as they come.
-
-        Args:
-            pieces: token ids of the reply.
-        """
-        recipe = self._recipe
-        generator = recipe.ChatCompletionRequest.chunk_generator(converted, "0", _MODEL)
-        stream = recipe.StreamProcessor(generator, converted.parsing_options, self._tokenizer)
-        usage = recipe.PromptUsage(prompt_tokens=1, prompt_cache_hit_tokens=0)
-        chunks = stream.push(recipe.InferenceChunk.ready(prompt_usage=usage))
-        for ids in pieces:
-            chunks += stream.push(recipe.InferenceChunk.tokens(ids))
-            yield from _deltas(chunks)
-            chunks = []
-        stop = recipe.InferenceFinishReason.Stop
-        chunks += stream.push(recipe.InferenceChunk.finish(stop))
-        chunks += stream.finish()
-        yield from _deltas(chunks)
-
-
-def _deltas(chunks: list[Any]) -> Iterator[dict[str, Any]]:
-    for chunk in chunks:
-        for choice in json.loads(chunk.to_json()).get("choices", ()):
-            if choice.get("delta"):
-                yield choice["delta"]
 
 
 @dataclass
@@ -118,7 +49,7 @@ class Conversation:
 
     def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None, thinking: bool):
         self.llm, self.sampling, self.system, self.thinking = llm, sampling, system, thinking
-        self.format = PromptFormat(llm)
+        self.format = llm.chat_format()
         self.messages: list[dict[str, Any]] = []
         self.restart()
 
@@ -191,7 +122,7 @@ def chat(
 
     Returns the exit status: 0, or 1 when a reply broke off in an error.
     """
-    _recipe()
+    recipe()  # what is missing shows before a long load
     if sampling.stop:
         raise RequestError("chat takes no --stop: a reply is shown token by token")
     if sampling.logprobs is not None or sampling.prompt_logprobs is not None:

@@ -1,30 +1,36 @@
-"""The loop: admit requests, plan a step, run it, sample, end sequences.
+"""The loop: plan a step, launch it, sample, take what came of it.
 
-Knows requests, blocks and the cached forward; must not know prompts' text or the command line.
-Requests are served in order; a request runs once its whole length fits the cache, so no running
-request ever has to stop for another.
+Knows how scheduler, runner and sampler work together; must not know prompts' text, the command line
+or how any of them does its part. In the overlapped loop the host takes the tokens of one step while
+the device runs the next, which was planned and launched before they were known; both loops give the
+same tokens.
 """
 
-from collections import deque
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from deepinfer.config import EngineConfig, max_rollback
+from deepinfer.config import EngineConfig
+from deepinfer.engine.flight import Flight, Launched, SampledRow
+from deepinfer.engine.metrics import Metrics, StepLog
 from deepinfer.engine.output import StreamChunk
-from deepinfer.engine.request import Request
-from deepinfer.kv.blocks import BlockAllocator
-from deepinfer.kv.geometry import cache_geometry
-from deepinfer.kv.pool import CachePool
-from deepinfer.model.cached import run
-from deepinfer.model.step import SequenceRows, StepLayout
+from deepinfer.engine.recording import Recording
+from deepinfer.engine.request import Completion, Request
+from deepinfer.engine.runner import ForwardRows, Runner
+from deepinfer.engine.scheduler import PlannedRows, Scheduler, SchedulerLimits, StepPlan
+from deepinfer.engine.sequence import Sequence
+from deepinfer.errors import ConfigError
+from deepinfer.kv.blocks import SlotCopy
+from deepinfer.kv.manager import KVManager
+from deepinfer.log import logger
 from deepinfer.model.transformer import Transformer
-from deepinfer.sampling.logprobs import token_logprobs
-from deepinfer.sampling.sampler import LogitsError, sample
+from deepinfer.sampling.batch import SamplingBatch
 
-# Multiply-adds of one square matrix product below which a second CPU thread costs more than it
-# brings: handing out and joining the work of a few thousand tiny operations.
-_PARALLEL_WORK = 2_000_000
+# Tokens of a long prompt between the checkpoints that a hit can go on from.
+CHECKPOINT_INTERVAL = 2048
 
 
 class Engine:
@@ -32,183 +38,310 @@ class Engine:
 
     Args:
         model: loaded model; token_map: [V] int64 n-gram classes, None without n-gram layers.
+        clock: seconds, never going back.
+
+    Attributes:
+        metrics: what was done so far.
     """
 
-    def __init__(self, config: EngineConfig, model: Transformer, token_map: Tensor | None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Transformer, token_map: Tensor | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.config = config
-        self.model = model
-        self.token_map = token_map
-        self.device = model.embed.weight.device
-        rollback = max_rollback(model.config)
-        self.geometry = cache_geometry(model.config, config.page_tokens, rollback)
-        pages = self.geometry.pages_for(config.cache_tokens)
-        slots = config.max_num_seqs
-        self.pool = CachePool(self.geometry, pages, slots, self.device, model.precision.accumulate)
-        self.allocator = BlockAllocator(pages, slots, config.page_tokens)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.clock = clock
+        self.runner = Runner(config, model, token_map, config.state_slots)
+        self.manager = KVManager(
+            self.runner.pages, config.state_slots, config.page_tokens, config.prefix_checkpoints
+        )
+        limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens,
+                                 config.max_queue, CHECKPOINT_INTERVAL)  # fmt: skip
+        self.scheduler = Scheduler(limits, self.manager, clock)
+        self.sampler = SamplingBatch(
+            config.state_slots, model.config.vocab_size, model.config.eos_token_id,
+            self.runner.device, model.precision.operators,
+        )  # fmt: skip
+        self.metrics = Metrics()
+        self._log = StepLog(config.log_interval, clock())
+        self._eos = model.config.eos_token_id
+        self._completions: dict[Sequence, Completion] = {}
+        self._open: dict[int, Completion] = {}  # whom the sampler knows by slot
+        self._in_flight: list[Flight] = []
+        self._recording: Recording | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self.waiting or self.running)
+        """Whether any request has not ended, or a step is under way."""
+        return self.scheduler.has_work or bool(self._in_flight)
 
     def add(self, request: Request) -> None:
-        """Queue a checked request."""
-        self.waiting.append(request)
+        """Queue a checked request.
 
-    def abort(self, request_id: str) -> StreamChunk | None:
-        """End a request now; its last chunk, or None when there is no such request."""
-        for request in [*self.running, *self.waiting]:
-            if request.request_id == request_id:
-                text = request.finish("abort")
-                if request in self.running:
-                    self._release(request)
-                else:
-                    self.waiting.remove(request)
-                return request.chunk(text)
-        return None
+        Raises:
+            RequestError: the queue is full, or the request can never fit; nothing is queued then.
+        """
+        self.scheduler.add(*(completion.sequence for completion in request.completions))
+        request.arrival_s = self.clock()
+        for completion in request.completions:
+            self._completions[completion.sequence] = completion
 
-    def step(self) -> list[StreamChunk]:
-        """Run one forward; the chunks of all requests that got a token or ended."""
-        self._admit()
-        plan = self._plan()
-        if not plan:
-            return []
-        if self.device.type == "cpu":
-            self._set_threads(sum(count for _, count in plan))
-        with torch.inference_mode():
-            rows, logits = self._forward(plan)
-            return self._advance(plan, rows, logits)
-
-    def _set_threads(self, rows: int) -> None:
-        work = rows * self.model.config.hidden_size**2
-        torch.set_num_threads(self.config.threads if work >= _PARALLEL_WORK else 1)
-
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            tokens = len(request.prompt_ids) + request.params.budget
-            if not self.allocator.can_open(tokens):
-                return
-            request.blocks = self.allocator.open()
-            self.allocator.reserve(request.blocks, tokens)
-            self.running.append(self.waiting.popleft())
-
-    def _plan(self) -> list[tuple[Request, int]]:
-        """Requests of the next step with their token counts: decodes first, then prompt chunks."""
-        budget = self.config.max_num_batched_tokens
-        plan = []
-        by_size = sorted(self.running, key=lambda r: len(r.tokens) - r.computed > 1)
-        for request in by_size:
-            count = min(len(request.tokens) - request.computed, budget)
-            if count > 0:
-                plan.append((request, count))
-                budget -= count
-        return plan
-
-    def _window_floor(self, request: Request) -> int:
-        if self.config.yoco_prefill == "off":
-            return 0
-        return max(0, len(request.prompt_ids) - self.config.yoco_keep_tokens)
-
-    def _forward(self, plan: list[tuple[Request, int]]) -> tuple[dict[str, list[int]], Tensor]:
-        """Run the plan's rows; logits of the rows that are needed, and their places per request."""
-        sequences, ids = [], []
-        for request, count in plan:
-            assert request.blocks is not None
-            start = request.computed
-            floor = self._window_floor(request)
-            sequences.append(
-                SequenceRows(request.blocks.slot, request.blocks.pages, start, count, floor)
-            )
-            ids += request.tokens[start : start + count]
-        layout = StepLayout(sequences, self.geometry, self.device)
-        compact = self.config.yoco_prefill == "compact"
-        token_ids = torch.tensor(ids, dtype=torch.int64, device=self.device)
-        output = run(self.model, self.pool, layout, token_ids, self.token_map, compact=compact)
-        # Rows that went through all layers, by sequence; a truncated prefill may have dropped some.
-        kept = {r.slot: s for r, s in zip(output.layout.rows, output.layout.sequence_slices(),
-                                          strict=True)}  # fmt: skip
-        places: dict[str, list[int]] = {}
-        wanted: list[int] = []
-        for request, count in plan:
-            assert request.blocks is not None
-            ends = request.computed + count == len(request.tokens)
-            rows = kept.get(request.blocks.slot, slice(0, 0))
-            prompt_rows = request.params.prompt_logprobs is not None
-            prompt_rows &= request.computed < len(request.prompt_ids)
-            first = rows.start if prompt_rows else rows.stop - 1
-            chosen = list(range(first, rows.stop)) if prompt_rows or ends else []
-            places[request.request_id] = list(range(len(wanted), len(wanted) + len(chosen)))
-            wanted += chosen
-        hidden = output.hidden.x[torch.tensor(wanted, dtype=torch.int64, device=self.device)]
-        return places, self.model.logits(hidden).float()
-
-    def _advance(
-        self, plan: list[tuple[Request, int]], places: dict[str, list[int]], logits: Tensor
-    ) -> list[StreamChunk]:
-        sampled: list[tuple[Request, int]] = []
-        for request, count in plan:
-            rows = places[request.request_id]
-            if request.params.prompt_logprobs is not None:
-                self._record_prompt(request, rows, logits)
-            request.computed += count
-            if request.computed == len(request.tokens):
-                sampled.append((request, rows[-1]))
-        if not sampled:
-            return []
-        rows_tensor = torch.tensor([row for _, row in sampled], device=self.device)
-        return self._sample([request for request, _ in sampled], logits[rows_tensor])
-
-    def _record_prompt(self, request: Request, rows: list[int], logits: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that these rows predict."""
-        k = request.params.prompt_logprobs
-        following = request.prompt_ids[request.computed + 1 : request.computed + 1 + len(rows)]
-        if k is not None and following:
-            chosen = torch.tensor(following, device=self.device)
-            entries = token_logprobs(logits[rows[0] : rows[0] + len(following)], chosen, k)
-            request.prompt_logprobs.extend(entries)
-
-    def _sample(self, requests: list[Request], logits: Tensor) -> list[StreamChunk]:
-        """Draw the next token of each request [B, V]; rows that cannot be drawn end in an error."""
-        chunks = []
-        try:
-            tokens = self._draw(requests, logits)
-        except LogitsError as error:
-            for row in error.rows:
-                chunks.append(self._end(requests[row], requests[row].finish("error")))
-            healthy = [i for i in range(len(requests)) if i not in error.rows]
-            requests = [requests[i] for i in healthy]
-            logits = logits[torch.tensor(healthy, dtype=torch.int64, device=self.device)]
-            tokens = self._draw(requests, logits) if requests else []
-        for row, (request, token) in enumerate(zip(requests, tokens, strict=True)):
-            k = request.params.logprobs
-            if k is not None:
-                chosen = torch.tensor([token], device=self.device)
-                request.logprobs.extend(token_logprobs(logits[row : row + 1], chosen, k))
-            text = request.append(token, self.model.config.eos_token_id)
-            if request.finish_reason is None:
-                chunks.append(request.chunk(text))
-            else:
-                chunks.append(self._end(request, text))
+    def abort(self, request_id: str) -> list[StreamChunk]:
+        """End a request now; the last chunks of its replies that had not ended."""
+        chunks = [self._ended(sequence) for sequence in self.scheduler.abort(request_id)]
+        self._settle()
         return chunks
 
-    def _draw(self, requests: list[Request], logits: Tensor) -> list[int]:
-        positions = [len(request.tokens) for request in requests]
-        params = [request.params for request in requests]
-        seeds = [request.seed for request in requests]
-        tokens: list[int] = sample(
-            logits, params, seeds, positions, self.model.precision.operators
-        ).tolist()
-        return tokens
+    def _settle(self) -> None:
+        """Without any sequence, nobody wants what the last step brings."""
+        if not self.scheduler.has_work:
+            self._in_flight.clear()
 
-    def _end(self, request: Request, text: str) -> StreamChunk:
-        self._release(request)
-        return request.chunk(text)
+    def profile(self, file: Path, steps: int) -> None:
+        """Record the next steps with PyTorch's profiler and write a Chrome trace.
 
-    def _release(self, request: Request) -> None:
-        assert request.blocks is not None
-        self.allocator.close(request.blocks)
-        request.blocks = None
-        self.running.remove(request)
+        Raises:
+            ConfigError: steps < 1, or a recording is under way.
+        """
+        if type(steps) is not int or steps < 1:
+            raise ConfigError(f"profile of {steps!r} steps; expected a whole number of at least 1")
+        if self._recording is not None:
+            raise ConfigError("a profile is being recorded; wait for its end")
+        self._recording = Recording(file, steps)
+
+    def step(self) -> list[StreamChunk]:
+        """Run one step; the chunks of all replies that got tokens or ended."""
+        if self._recording is None:
+            return self._step()
+        with self._recording.step():
+            chunks = self._step()
+        if self._recording.done:
+            self._recording = None
+        return chunks
+
+    def _step(self) -> list[StreamChunk]:
+        plan = self.scheduler.plan()
+        chunks = [self._ended(sequence) for sequence in plan.ended]
+        for sequence in plan.preempted:
+            self._close(self._completions[sequence])
+        launched: list[Launched] = []
+        if plan.rows:
+            launched, failed = self._launch(plan)
+            chunks += failed
+        else:
+            self._copy(plan)
+            self.scheduler.commit(plan)
+        if not self.config.overlap:
+            chunks += self._collect(self._sample(launched))
+        else:
+            earlier, self._in_flight = self._in_flight, []
+            chunks += self._collect(earlier)
+            self._in_flight = self._sample(launched)
+            self._settle()
+        self._measure(plan)
+        return chunks
+
+    # Launching.
+
+    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[StreamChunk]]:
+        """Run the forward of a plan. Where it fails, each sequence runs alone, so that only those
+        end that cannot run."""
+        failed: list[StreamChunk] = []
+        try:
+            self._copy(plan)
+            try:
+                launched = [self._forward(plan.rows)]
+            except Exception as error:
+                if len(plan.rows) == 1:
+                    raise
+                logger.warning(f"a step failed and is run sequence by sequence: {error}")
+                launched = []
+                for row in plan.rows:
+                    try:
+                        launched.append(self._forward([row]).kept())
+                    except Exception as own:
+                        failed.append(self._fail(row.sequence, own))
+        except Exception as error:
+            launched = []
+            failed += [self._fail(row.sequence, error) for row in plan.rows]
+        except BaseException:
+            self.scheduler.retract(plan)
+            for row in plan.rows:
+                self._close(self._completions[row.sequence])
+            raise
+        self.scheduler.commit(plan)
+        return launched, failed
+
+    def _copy(self, plan: StepPlan) -> None:
+        for order in plan.copies:
+            pool = self.runner.pool
+            copy = pool.copy_slot if isinstance(order, SlotCopy) else pool.copy_page
+            copy(order.source, order.target)
+
+    def _forward(self, rows: list[PlannedRows]) -> Launched:
+        forward = []
+        for row in rows:
+            sequence, end = row.sequence, row.start + row.count
+            assert sequence.blocks is not None
+            request = self._completions[sequence].request
+            floor = 0
+            if self.config.yoco_prefill != "off":
+                floor = max(0, len(request.prompt_ids) - self.config.yoco_keep_tokens)
+            ids = [] if row.from_device else sequence.tokens[row.start : end]
+            wanted = row.count if _wants_prompt(self._completions[sequence], row) else row.samples
+            forward.append(ForwardRows(sequence.blocks, ids, row.start, floor, int(wanted)))
+        logits, places = self.runner.forward(forward)
+        return Launched(rows, logits, places)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> StreamChunk:
+        logger.error(f"request {sequence.request_id} failed: {error!r}")
+        completion = self._completions[sequence]
+        return self._end(completion, completion.fail(f"{type(error).__name__}: {error}"))
+
+    # Sampling.
+
+    def _sample(self, launched: list[Launched]) -> list[Flight]:
+        """Draw the next token of every sequence that is at its end and still wanted."""
+        flights = []
+        for part in launched:
+            rows, prompts = [], []
+            for row, place in zip(part.rows, part.places, strict=True):
+                completion = self._completions.get(row.sequence)
+                if completion is None:
+                    continue  # it ended while its step ran
+                if _wants_prompt(completion, row):
+                    prompts.append((completion, row, place))
+                if row.samples:
+                    rows.append(SampledRow(completion, place.stop - 1, row.start + row.count))
+            if rows or prompts:
+                flights.append(self._draw(part, rows, prompts))
+        return flights
+
+    def _draw(
+        self, part: Launched, rows: list[SampledRow],
+        prompts: list[tuple[Completion, PlannedRows, slice]],
+    ) -> Flight:  # fmt: skip
+        flight = Flight(rows)
+        operators = self.runner.model.precision.operators
+        for completion, row, place in prompts:
+            flight.report_prompt(completion, row.start, part.logits[place], operators)
+        if rows:
+            slots = [self._slot(row.completion) for row in rows]
+            with self.runner.guarded():
+                logits = part.select([row.place for row in rows])
+                positions = [row.position for row in rows]
+                sampled = self.sampler.sample(logits, slots, positions, flight.masks(logits))
+                self.runner.keep_sampled(slots, sampled.tokens)
+            flight.sampled = sampled
+        flight.send()
+        return flight
+
+    def _slot(self, completion: Completion) -> int:
+        """State slot of a running sequence, which the sampler knows from now on."""
+        blocks = completion.sequence.blocks
+        assert blocks is not None, "sampled without a slot"
+        if self._open.get(blocks.slot) is not completion:
+            request = completion.request
+            self._open[blocks.slot] = completion
+            self.sampler.open(blocks.slot, request.params, completion.seed, request.prompt_ids,
+                              completion.generated)  # fmt: skip
+            completion.slot = blocks.slot
+        return blocks.slot
+
+    # What came of it.
+
+    def _collect(self, flights: list[Flight]) -> list[StreamChunk]:
+        """Wait for the tokens of a step and give them to their sequences."""
+        chunks: list[StreamChunk] = []
+        for flight in flights:
+            drawn = flight.receive()
+            for number, row in enumerate(flight.rows):
+                completion = row.completion
+                if completion.finish_reason is not None:
+                    continue  # aborted, or out of time
+                if number in drawn.faulty:
+                    error = "the logits are no distribution: NaN, +inf, or nothing may be drawn"
+                    chunks.append(self._end(completion, completion.fail(error)))
+                    continue
+                if number in drawn.logprobs:
+                    completion.logprobs.append(drawn.logprobs[number])
+                chunks.append(self._take(completion, drawn.tokens[number]))
+        return chunks
+
+    def _take(self, completion: Completion, token: int) -> StreamChunk:
+        self.scheduler.append(completion.sequence, token)
+        self._time(completion)
+        grammar = completion.grammar
+        if grammar is not None and not grammar.accept(token):
+            error = f"the grammar does not allow token {token}, which its mask let through"
+            return self._end(completion, completion.fail(error))
+        text = completion.take(token, self._eos)
+        return completion.chunk(text) if completion.finish_reason is None else self._end(
+            completion, text
+        )  # fmt: skip
+
+    def _end(self, completion: Completion, text: str) -> StreamChunk:
+        """Forget a reply that ends by itself; its cache stays for others unless it failed."""
+        self.scheduler.finish(completion.sequence, keep=completion.finish_reason != "error")
+        return self._forget(completion, text)
+
+    def _ended(self, sequence: Sequence) -> StreamChunk:
+        """The same for a reply that the scheduler has ended."""
+        assert sequence.ended_by is not None
+        completion = self._completions[sequence]
+        return self._forget(completion, completion.finish(sequence.ended_by))
+
+    def _forget(self, completion: Completion, text: str) -> StreamChunk:
+        assert completion.finish_reason is not None
+        self._close(completion)
+        del self._completions[completion.sequence]
+        self.metrics.ended(completion.finish_reason)
+        return completion.chunk(text)
+
+    def _close(self, completion: Completion) -> None:
+        """The sampler need not know it any more."""
+        slot, completion.slot = completion.slot, None
+        if slot is not None:
+            del self._open[slot]
+            self.sampler.close(slot)
+
+    # Figures.
+
+    def _time(self, completion: Completion) -> None:
+        now, metrics = self.clock(), self.metrics
+        if completion.last_token_s is None:
+            metrics.first_token_s.add(now - completion.request.arrival_s)
+        else:
+            metrics.token_s.add(now - completion.last_token_s)
+        completion.last_token_s = now
+        metrics.generated_tokens += 1
+
+    def _measure(self, plan: StepPlan) -> None:
+        metrics, now = self.metrics, self.clock()
+        rows = sum(row.count for row in plan.rows)
+        if rows:
+            metrics.steps += 1
+            metrics.decode_steps += rows == plan.decodes
+            metrics.prompt_tokens += rows - plan.decodes
+            metrics.rows.add(rows)
+            metrics.sequences.add(len(plan.rows))
+            for row in plan.rows:
+                completion = self._completions.get(row.sequence)
+                if completion is not None and not completion.started:
+                    completion.started = True
+                    metrics.queue_s.add(now - completion.request.arrival_s)
+        allocator = self.manager.allocator
+        metrics.running = len(self.scheduler.running)
+        metrics.waiting = len(self.scheduler.waiting)
+        metrics.preemptions = self.scheduler.counters.preempted
+        metrics.cache_use = 1 - allocator.free_pages / max(1, allocator.pages)
+        metrics.prefix = asdict(self.manager.tree.counters)
+        line = self._log.line(metrics, now)
+        if line is not None:
+            logger.info(line)
+
+
+def _wants_prompt(completion: Completion, row: PlannedRows) -> bool:
+    """Whether the rows' logits are needed for log-probabilities of the prompt."""
+    request = completion.request
+    wanted = request.params.prompt_logprobs is not None and completion.index == 0
+    return wanted and row.start + 1 < len(request.prompt_ids)

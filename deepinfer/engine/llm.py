@@ -5,7 +5,6 @@ Knows how the parts are put together; must not know how a step works.
 
 import dataclasses
 import difflib
-import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,16 +14,19 @@ from typing import Any, Self, cast
 import torch
 
 from deepinfer.config import EngineOptions
+from deepinfer.engine.chat_format import ChatFormat, Message
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.intake import Intake, Prompt, as_ids
 from deepinfer.engine.loading import Loaded, load
-from deepinfer.engine.output import OutputText, RequestOutput, StreamChunk
+from deepinfer.engine.metrics import Metrics
+from deepinfer.engine.output import RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
-from deepinfer.engine.warmup import warm_up
+from deepinfer.engine.warmup import capture, warm_up
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.speculative.greedy import GreedySpeculation, Round
 
-Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
 
 
 def _options(model: str | Path, settings: dict[str, Any]) -> EngineOptions:
@@ -38,6 +40,9 @@ def _options(model: str | Path, settings: dict[str, Any]) -> EngineOptions:
 
 class LLM:
     """A checkpoint ready to generate.
+
+    On a GPU every kernel is compiled or found on disk, and decode steps are captured as CUDA
+    graphs, before the constructor returns; enforce_eager leaves both out.
 
     Args:
         model: folder with config.json, tokenizer.json and safetensors.
@@ -53,24 +58,45 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, *, progress: bool = False, **settings: Any) -> None:
-        self._start(load(_options(model, settings), progress))
+        self._start(load(_options(model, settings), progress), progress)
 
     @classmethod
     def from_options(cls, options: EngineOptions, *, progress: bool = False) -> Self:
         """The same from an options object."""
         llm = cls.__new__(cls)
-        llm._start(load(options, progress))
+        llm._start(load(options, progress), progress)
         return llm
 
-    def _start(self, loaded: Loaded) -> None:
+    def _start(self, loaded: Loaded, progress: bool) -> None:
         self.config = loaded.config
         self.decisions = loaded.decisions
         self.model_config = loaded.model_config
         self.tokenizer = loaded.tokenizer
         self.model = loaded.model
-        self._engine = Engine(loaded.config, loaded.model, loaded.token_map)
-        self._count = 0
+        self.engine = Engine(loaded.config, loaded.model, loaded.token_map)
+        self._intake = Intake(loaded)
         self._inbox: dict[str, deque[StreamChunk]] = {}
+        if not self.config.enforce_eager:
+            self.warm_up()
+            capture(self.engine, progress)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all requests and give the memory of model and cache back; nothing runs after it."""
+        for request_id in list(self._inbox):
+            self.engine.abort(request_id)
+        self._inbox.clear()
+        del self.engine, self.model
+
+    @property
+    def metrics(self) -> Metrics:
+        """What was done so far."""
+        return self.engine.metrics
 
     def warm_up(self) -> int:
         """Compile and load every kernel now, so that no request has to wait for one.
@@ -78,38 +104,94 @@ class LLM:
         Returns:
             How many kernels there are; 0 without a GPU.
         """
-        return warm_up(self._engine)
+        return warm_up(self.engine)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was kept for prompts that begin alike; running requests are not affected."""
+        self.engine.manager.tree.clear()
+
+    def profile(self, file: str | Path, steps: int) -> None:
+        """Record the next `steps` steps with PyTorch's profiler: a trace for chrome://tracing.
+
+        Raises:
+            ConfigError: steps < 1, or a recording is under way.
+        """
+        self.engine.profile(Path(file), steps)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the begin-of-sentence token in front."""
-        return self.tokenizer.encode(text, self.model_config.bos_token_id)
+        return self._intake.encode(text)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; replies in the order of the prompts.
 
         Args:
             prompts: a text, a list of token ids, or a list of either.
             sampling_params: one for all prompts, or one for each. Default: SamplingParams().
+            priority: lower numbers are served first.
+            timeout: seconds after which a reply that has not ended ends with deadline.
 
         Raises:
             RequestError: a prompt or parameter cannot be served; nothing is run then.
         """
         several = _as_list(prompts)
         params = _params_for(several, sampling_params)
-        requests = [self.request(*pair) for pair in zip(several, params, strict=True)]
-        for request in requests:
-            self._queue(request)
+        requests = [
+            self.request(*pair, priority=priority, timeout=timeout)
+            for pair in zip(several, params, strict=True)
+        ]
+        return self._run(requests)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        thinking: bool = False,
+        tools: Sequence[Message] = (),
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, in the V4.1 prompt format.
+
+        Args:
+            messages: {"role", "content"} of every message, or a list of such lists.
+            thinking: the model thinks before it answers.
+            tools: definitions of functions that the model may call, as OpenAI writes them.
+
+        Raises:
+            RequestError: a message, prompt or parameter cannot be served; nothing is run then.
+            ConfigError: the package deepseek-recipe is missing.
+        """
+        several = cast("Sequence[Conversation]", [messages] if _is_conversation(messages)
+                       else messages)  # fmt: skip
+        chat_format = self.chat_format()
+        prompts: list[Prompt] = []
+        for conversation in several:
+            converted = chat_format.convert(conversation, thinking, tools)
+            prompts.append(chat_format.encode(converted))
+        params = _params_for(prompts, sampling_params)
+        return self._run([self.request(*pair) for pair in zip(prompts, params, strict=True)])
+
+    def chat_format(self) -> ChatFormat:
+        """The checkpoint's prompt format."""
+        return ChatFormat(self.tokenizer)
+
+    def _run(self, requests: list[Request]) -> list[RequestOutput]:
         try:
-            while any(request.finish_reason is None for request in requests):
+            for request in requests:
+                self._queue(request)
+            while not all(request.ended for request in requests):
                 self._step()
         finally:
             for request in requests:
-                self._engine.abort(request.request_id)
-                self._inbox.pop(request.request_id)
+                if request.request_id in self._inbox:
+                    self._leave(request)
         return [request.output() for request in requests]
 
     def stream(
@@ -133,38 +215,40 @@ class LLM:
         """
         inbox = self._queue(request)
         try:
-            while request.finish_reason is None or inbox:
+            while not request.ended or inbox:
                 if inbox:
                     yield inbox.popleft()
                 else:
                     self._step()
         finally:
-            self._engine.abort(request.request_id)
-            del self._inbox[request.request_id]
+            self._leave(request)
 
     def speculate(self, prompt_ids: list[int], max_tokens: int) -> Iterator[Round]:
         """Greedy continuation of one prompt with the checkpoint's drafter, a round at a time.
 
         The tokens equal those of plain greedy decoding; the last round is cut at `max_tokens` or
-        after the end-of-sequence token.
+        after the end-of-sequence token. Nothing else may run meanwhile.
 
         Raises:
-            RequestError: the prompt cannot be served; ConfigError: the checkpoint has no drafter.
+            RequestError: the prompt cannot be served, or others are being served; ConfigError: the
+                checkpoint has no drafter.
         """
         if not self.model_config.has_drafter:
             raise ConfigError("num_nextn_predict_layers = 0: the checkpoint has no drafter")
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         check_request(prompt_ids, params, self.config, self.model_config)
+        if self.engine.has_work:
+            raise RequestError("speculate runs alone; wait until other requests have ended")
         return self._rounds(prompt_ids, max_tokens)
 
     @torch.inference_mode()
     def _rounds(self, prompt_ids: list[int], max_tokens: int) -> Iterator[Round]:
-        engine = self._engine
-        blocks = engine.allocator.open()
+        runner, manager = self.engine.runner, self.engine.manager
+        blocks = manager.open(prompt_ids, reuse=False).blocks
         try:
             slack = self.model_config.dspark_block_size + 1
-            engine.allocator.reserve(blocks, len(prompt_ids) + max_tokens + slack)
-            one = GreedySpeculation(engine.model, engine.pool, blocks, engine.token_map,
+            manager.reserve(blocks, len(prompt_ids) + max_tokens + slack)
+            one = GreedySpeculation(runner.model, runner.pool, blocks, runner.token_map,
                                     self.config.max_num_batched_tokens)  # fmt: skip
             token = one.prefill(prompt_ids)
             eos, left = self.model_config.eos_token_id, max_tokens
@@ -179,37 +263,31 @@ class LLM:
                 if not left or ids[-1] == eos:
                     return
         finally:
-            engine.allocator.close(blocks)
+            manager.free(blocks)
 
     def _step(self) -> None:
         """One step; its chunks go to the requests' inboxes, whoever drives the engine."""
-        for chunk in self._engine.step():
+        for chunk in self.engine.step():
             self._inbox[chunk.request_id].append(chunk)
 
     def _queue(self, request: Request) -> deque[StreamChunk]:
-        self._engine.add(request)
+        self.engine.add(request)
         return self._inbox.setdefault(request.request_id, deque())
 
-    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _leave(self, request: Request) -> None:
+        self.engine.abort(request.request_id)
+        del self._inbox[request.request_id]
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:  # fmt: skip
         """A checked request, not queued yet: `chunks` runs it, `Request.output` is its reply.
 
         Raises:
             RequestError: the prompt or a parameter cannot be served.
         """
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling parameters {params!r}; expected SamplingParams")
-        text = prompt if isinstance(prompt, str) else None
-        if text == "":
-            raise RequestError("the prompt is empty; expected at least one character")
-        ids = self.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
-        check_request(ids, params, self.config, self.model_config)
-        _refuse_unserved(params)
-        params = params.for_prompt(len(ids), self.config.max_model_len)
-        self._count += 1
-        seed = random.getrandbits(64) if params.seed is None else params.seed
-        decoder = self.tokenizer.stream(params.skip_special_tokens)
-        output = OutputText(decoder, list(params.stop), params.include_stop_str_in_output)
-        return Request(str(self._count), text, ids, params, seed, output)
+        return self._intake.request(prompt, params, priority, timeout)
 
 
 def create_llm(model: str | Path, **settings: Any) -> LLM:
@@ -217,33 +295,17 @@ def create_llm(model: str | Path, **settings: Any) -> LLM:
     return LLM(model, **settings)
 
 
-def _refuse_unserved(params: SamplingParams) -> None:
-    """What this loop does not do: `SamplingBatch` and grammars do it."""
-    changed = (
-        params.n > 1, params.min_tokens, params.has_penalties, params.logit_bias,
-        params.allowed_token_ids is not None, params.banned_token_ids, params.structured,
-    )  # fmt: skip
-    if any(changed):
-        raise RequestError(
-            "n, min_tokens, penalties, logit_bias, allowed_token_ids, banned_token_ids and"
-            " structured are not served yet; leave them at their defaults"
-        )
-
-
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    try:
-        return list(prompt)
-    except TypeError:
-        raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids") from None
-
-
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    several = _as_ids(cast("Sequence[int]", prompts))
+    several = as_ids(cast("Sequence[int]", prompts))
     if several and not any(isinstance(item, Sequence) for item in several):
         return [several]  # token ids, or what will be refused as such
     return cast("list[Prompt]", several)
+
+
+def _is_conversation(messages: object) -> bool:
+    return isinstance(messages, Sequence) and all(isinstance(item, dict) for item in messages)
 
 
 def _params_for(

@@ -112,9 +112,10 @@ class CompletionOutput:
         text: the text, cut right before the stop string that ended it.
         token_ids: every generated token, those past the cut included.
         finish_reason: stop = end token, stop token or stop string; length = budget spent;
-            abort = cancelled; deadline = its time was up; error = it could not go on.
+            abort = cancelled; deadline = out of time; error = it could not go on.
         stop_reason: the stop string or stop token id that ended it, None for anything else.
         logprobs: one entry per token when asked for.
+        error: what went wrong, with finish_reason error.
     """
 
     index: int
@@ -123,6 +124,19 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None
     logprobs: "list[TokenLogprobs] | None"
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, see RequestOutput."""
+        return {
+            "index": self.index,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "error": self.error,
+            "logprobs": _plain(self.logprobs),
+        }
 
 
 @dataclass(frozen=True)
@@ -155,24 +169,20 @@ class RequestOutput:
     usage: Usage
 
     def to_dict(self) -> dict[str, Any]:
-        """The reply as plain values for JSON; it must hold exactly one completion.
+        """The reply as plain values for JSON.
 
         Keys: request_id, prompt, prompt_token_ids, prompt_logprobs, usage {prompt_tokens,
         completion_tokens, cached_tokens}, and those of the completion: index, text, token_ids,
-        finish_reason, stop_reason, logprobs. A log-probability entry is {token_id, logprob, rank,
-        top: [[token id, logprob], ...]}; JSON has no infinity, so a logprob of -inf is None.
+        finish_reason, stop_reason, error, logprobs; of several completions `outputs`, a list of
+        these. A log-probability entry is {token_id, logprob, rank, top: [[token id, logprob],
+        ...]}; JSON has no infinity, so a logprob of -inf is None.
         """
-        (completion,) = self.outputs
+        outputs = [completion.to_dict() for completion in self.outputs]
         return {
             "request_id": self.request_id,
             "prompt": self.prompt,
             "prompt_token_ids": list(self.prompt_token_ids),
-            "index": completion.index,
-            "text": completion.text,
-            "token_ids": list(completion.token_ids),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-            "logprobs": _plain(completion.logprobs),
+            **(outputs[0] if len(outputs) == 1 else {"outputs": outputs}),
             "prompt_logprobs": _plain(self.prompt_logprobs),
             "usage": asdict(self.usage),
         }
@@ -189,7 +199,7 @@ class StreamChunk:
         token_ids: new tokens.
         logprobs: one entry per new token when asked for.
         finish_reason: set on the last chunk, None before.
-        stop_reason: as in CompletionOutput.
+        stop_reason, error: as in CompletionOutput.
     """
 
     request_id: str
@@ -199,6 +209,7 @@ class StreamChunk:
     logprobs: "list[TokenLogprobs] | None"
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    error: str | None = None
 
 
 def _plain(entries: "Sequence[TokenLogprobs | None] | None") -> list[dict[str, Any] | None] | None:

@@ -1,10 +1,10 @@
 """One request: what was asked, and what has come of it so far.
 
-Knows tokens and finish reasons; must not know torch, pages or the model.
+Knows tokens, texts and finish reasons; must not know torch, pages or the model.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from deepinfer.config import EngineConfig, ModelConfig
 from deepinfer.engine.output import (
@@ -15,105 +15,164 @@ from deepinfer.engine.output import (
     StreamChunk,
     Usage,
 )
+from deepinfer.engine.sequence import Sequence
 from deepinfer.errors import RequestError
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from deepinfer.kv.blocks import SequenceBlocks
+    import torch
+
     from deepinfer.sampling.logprobs import TokenLogprobs
 
 
-@dataclass
-class Request:
-    """A prompt being continued.
+class Grammar(Protocol):
+    """What the text of one sequence has to follow, as far as it has come."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing may follow."""
+
+    def fill(self, bits: "torch.Tensor") -> None:
+        """Set the bits [ceil(V / 32)] int32 of the tokens that may come next, in place."""
+
+    def accept(self, token: int) -> bool:
+        """Take the next token; False when it may not come."""
+
+
+@dataclass(eq=False)
+class Completion:
+    """One of the replies that a request wants.
 
     Attributes:
-        tokens: prompt and generated ids; computed: how many of them the cache holds.
-        seed: key of this request's draws.
-        blocks: pages and slot while it runs, None before and after.
+        sequence: its tokens and its place in the cache.
+        seed: key of its draws.
+        grammar: what its text has to follow.
+        error: what went wrong, with finish_reason error.
         sent: generated tokens already handed out in chunks.
+        slot: where the sampler knows it, None while it does not.
+        started, last_token_s: whether it was in a step, and clock time of its last token.
+    """
+
+    request: "Request"
+    index: int
+    seed: int
+    text: OutputText
+    sequence: Sequence
+    grammar: Grammar | None = None
+    logprobs: "list[TokenLogprobs]" = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    sent: int = 0
+    slot: int | None = None
+    started: bool = False
+    last_token_s: float | None = None
+
+    @property
+    def generated(self) -> list[int]:
+        """Ids generated so far."""
+        return self.sequence.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def count(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.sequence.tokens) - len(self.request.prompt_ids)
+
+    def take(self, token: int, eos: int) -> str:
+        """Look at a generated token, the last of `generated`; returns text that may be shown, and
+        sets the finish reason.
+
+        The end token and stop tokens count as generated and have no text.
+        """
+        params = self.request.params
+        if token == eos and not params.ignore_eos:
+            return self.finish("stop")
+        if token in params.stop_token_ids:
+            return self.finish("stop", token)
+        shown = self.text.push(token, may_stop=self.count > params.min_tokens)
+        if self.text.stop_reason is not None:
+            return shown + self.finish("stop", self.text.stop_reason)
+        if self.grammar is not None and self.grammar.finished:
+            return shown + self.finish("stop")
+        if self.count >= params.budget:
+            shown += self.finish("length")
+        return shown
+
+    def finish(self, reason: FinishReason, stop: str | int | None = None) -> str:
+        """End the reply; returns the text that was held back.
+
+        A stop string that only the last bytes complete still counts as one.
+        """
+        rest = self.text.finish(may_stop=self.count > self.request.params.min_tokens)
+        self.finish_reason, self.stop_reason = reason, stop
+        if stop is None and self.text.stop_reason is not None:
+            self.finish_reason, self.stop_reason = "stop", self.text.stop_reason
+        return rest
+
+    def fail(self, error: str) -> str:
+        """End the reply because it cannot go on; returns the text that was held back."""
+        rest = self.finish("error")
+        self.finish_reason, self.error = "error", error
+        return rest
+
+    def chunk(self, text: str) -> StreamChunk:
+        """What was added since the last chunk."""
+        new = self.sequence.tokens[len(self.request.prompt_ids) + self.sent :]
+        logprobs = None if self.request.params.logprobs is None else self.logprobs[self.sent :]
+        self.sent += len(new)
+        return StreamChunk(
+            self.request.request_id, self.index, text, new, logprobs, self.finish_reason,
+            self.stop_reason, self.error,
+        )  # fmt: skip
+
+    def output(self) -> CompletionOutput:
+        """The whole reply, once it has ended."""
+        assert self.finish_reason is not None
+        return CompletionOutput(
+            index=self.index,
+            text=self.text.text,
+            token_ids=self.generated,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.request.params.logprobs is None else self.logprobs,
+            error=self.error,
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being continued, once or several times.
+
+    Attributes:
+        params: their max_tokens is decided.
+        completions: one for each reply that is wanted.
+        arrival_s: clock time at which it was queued.
     """
 
     request_id: str
     prompt: str | None
     prompt_ids: list[int]
     params: SamplingParams
-    seed: int
-    text: OutputText
-    tokens: list[int] = field(init=False)
-    computed: int = 0
-    blocks: "SequenceBlocks | None" = None
-    logprobs: "list[TokenLogprobs]" = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
     prompt_logprobs: "list[TokenLogprobs | None]" = field(default_factory=lambda: [None])
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    sent: int = 0
-
-    def __post_init__(self) -> None:
-        self.tokens = list(self.prompt_ids)
+    arrival_s: float = 0.0
 
     @property
-    def generated(self) -> list[int]:
-        """Ids generated so far."""
-        return self.tokens[len(self.prompt_ids) :]
-
-    def append(self, token: int, eos: int) -> str:
-        """Take one generated token; returns text that may be shown, sets the finish reason.
-
-        The end token and stop tokens count as generated and have no text.
-        """
-        self.tokens.append(token)
-        params = self.params
-        if token == eos and not params.ignore_eos:
-            return self.finish("stop")
-        if token in params.stop_token_ids:
-            return self.finish("stop", token)
-        shown = self.text.push(token, may_stop=len(self.generated) > params.min_tokens)
-        if self.text.stop_reason is not None:
-            return shown + self.finish("stop", self.text.stop_reason)
-        if len(self.generated) >= params.budget:
-            shown += self.finish("length")
-        return shown
-
-    def finish(self, reason: FinishReason, stop: str | int | None = None) -> str:
-        """End the request; returns the text that was held back.
-
-        A stop string that only the last bytes complete still counts as one.
-        """
-        rest = self.text.finish(may_stop=len(self.generated) > self.params.min_tokens)
-        self.finish_reason, self.stop_reason = reason, stop
-        if stop is None and self.text.stop_reason is not None:
-            self.finish_reason, self.stop_reason = "stop", self.text.stop_reason
-        return rest
-
-    def chunk(self, text: str) -> StreamChunk:
-        """What was added since the last chunk."""
-        new = self.generated[self.sent :]
-        logprobs = None if self.params.logprobs is None else self.logprobs[self.sent :]
-        self.sent += len(new)
-        return StreamChunk(
-            self.request_id, 0, text, new, logprobs, self.finish_reason, self.stop_reason
-        )
+    def ended(self) -> bool:
+        """Whether every reply has ended."""
+        return all(completion.finish_reason is not None for completion in self.completions)
 
     def output(self) -> RequestOutput:
-        """The complete reply of an ended request."""
-        assert self.finish_reason is not None
-        wanted = self.params
-        completion = CompletionOutput(
-            index=0,
-            text=self.text.text,
-            token_ids=self.generated,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            logprobs=None if wanted.logprobs is None else self.logprobs,
-        )
+        """The complete answer, once every reply has ended."""
+        generated = sum(completion.count for completion in self.completions)
+        cached = self.completions[0].sequence.cached_tokens
         return RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_ids,
-            [completion],
-            None if wanted.prompt_logprobs is None else self.prompt_logprobs,
-            Usage(len(self.prompt_ids), len(self.generated)),
+            [completion.output() for completion in self.completions],
+            None if self.params.prompt_logprobs is None else self.prompt_logprobs,
+            Usage(len(self.prompt_ids), generated, cached),
         )
 
 
@@ -123,8 +182,9 @@ def check_request(
     """Refuse what cannot be run.
 
     Raises:
-        RequestError: empty prompt, ids out of range, image tokens, too many tokens, or log
-            probabilities of prompt rows that a truncated prefill leaves out.
+        RequestError: empty prompt, ids out of range, image tokens, too many tokens, more replies
+            than sequences may run, or log probabilities of prompt rows that a truncated prefill
+            leaves out.
     """
     if not prompt_ids:
         raise RequestError("the prompt is empty; expected at least one token")

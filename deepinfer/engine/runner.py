@@ -72,7 +72,7 @@ class PageTable:
         self._changes: list[tuple[int, int, int]] = []
 
     def row(self, blocks: Blocks) -> Numbers:
-        """Page numbers of one sequence, up to date."""
+        """Page numbers of one sequence."""
         slot, pages = blocks.slot, blocks.pages
         if self._owners[slot] is not blocks:
             self._owners[slot], self._known[slot] = blocks, 0
@@ -81,7 +81,7 @@ class PageTable:
             self._host[slot, known : len(pages)] = pages[known:]
             self._changes.append((slot, known, len(pages)))
             self._known[slot] = len(pages)
-        return self._host[slot, : len(pages)]
+        return self._host[slot, : len(pages)].copy()
 
     def send(self) -> None:
         """Bring the device's table up to date with all rows that were looked at."""
@@ -131,19 +131,28 @@ class Runner:
         self.graphs: DecodeGraphs | None = None
 
     def capture(self) -> Iterator[tuple[int, int]]:
-        """Capture the decode graphs; yields (rows, longest sequence) of each.
+        """Capture the decode graphs, which decode steps then run as; yields (rows, longest
+        sequence) of each.
 
-        Writes into slot 0 and page 0, so nothing may run yet.
+        Nothing may run yet.
         """
+        graphs = self._graphs()
+        yield from graphs.capture()
+        self.graphs = graphs
+
+    @property
+    def graph_count(self) -> int:
+        """Graphs that `capture` makes."""
+        return self._graphs().count
+
+    def _graphs(self) -> DecodeGraphs:
         longest = min(self.config.max_model_len, self.config.cache_tokens)
 
         def make(rows: int, most: int) -> DecodeStep:
             return DecodeStep(self.model, self.pool, self.token_map, self.sampled,
                               self.page_table.device, rows, most)  # fmt: skip
 
-        graphs = DecodeGraphs(make, self.config.max_num_seqs, longest)
-        yield from graphs.capture()
-        self.graphs = graphs
+        return DecodeGraphs(make, self.config.max_num_seqs, longest)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
@@ -151,13 +160,13 @@ class Runner:
 
         The logits of a decode step are valid until the next forward.
         """
-        with self._guarded():
+        with self.guarded():
             if self.graphs is not None and all(r.count == r.wanted == 1 for r in rows):
                 return self._decode(rows), [slice(i, i + 1) for i in range(len(rows))]
             return self._eager(rows)
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
         """On a GPU, whatever makes the host wait for it raises (references of experts do wait)."""
         if not (self.config.sync_guard and self.model.precision.packed):
             yield
@@ -168,6 +177,12 @@ class Runner:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
+
+    @torch.inference_mode()
+    def keep_sampled(self, slots: Sequence[int], tokens: Tensor) -> None:
+        """Note the tokens [n] that were sampled for the sequences in `slots`."""
+        (index,) = to_device([np.array(slots, dtype=np.int64)], self.device)
+        self.sampled.index_copy_(0, index, tokens.clamp_min(0))
 
     def _decode(self, rows: Sequence[ForwardRows]) -> Tensor:
         assert self.graphs is not None

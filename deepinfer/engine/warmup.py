@@ -14,14 +14,18 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from rich.progress import track
+from torch import Tensor
 
 from deepinfer.engine.engine import Engine
 from deepinfer.model.cached import run
 from deepinfer.model.step import SequenceRows, StepLayout
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.sampler import sample
 
-_SAMPLED = SamplingParams(top_k=20, top_p=0.9, min_p=0.01)
+_SAMPLED = SamplingParams(
+    top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1,
+    banned_token_ids=(3,), logit_bias={4: 0.5}, logprobs=5,
+)  # fmt: skip
 
 
 def forwards(most_rows: int, most_tokens: int) -> list[tuple[int, int]]:
@@ -48,7 +52,7 @@ def warm_up(engine: Engine) -> int:
 
     The engine must have no requests. Without a GPU there is nothing to do.
     """
-    if engine.device.type != "cuda":
+    if engine.runner.device.type != "cuda":
         return 0
     assert not engine.has_work, "warming up writes into state slots and pages"
     with torch.inference_mode():
@@ -59,21 +63,43 @@ def warm_up(engine: Engine) -> int:
     return len(kernels)
 
 
+def capture(engine: Engine, progress: bool) -> None:
+    """Capture the decode graphs; `progress` shows a bar."""
+    graphs = engine.runner.capture()
+    steps = track(graphs, "capturing", total=engine.runner.graph_count, transient=True,
+                  disable=not progress)  # fmt: skip
+    for _ in steps:
+        pass
+
+
 def _run(engine: Engine) -> None:
-    config, geometry = engine.config, engine.geometry
+    config, runner = engine.config, engine.runner
+    geometry = runner.geometry
     tokens = min(config.max_model_len, config.cache_tokens)
-    pages = geometry.pages_for(config.cache_tokens)
     for start, count in forwards(config.max_num_batched_tokens, tokens):
         needed = geometry.pages_for(start + count)
-        sequence = SequenceRows(0, [number % pages for number in range(needed)], start, count)
-        layout = StepLayout([sequence], geometry, engine.device)
-        ids = torch.zeros(count, dtype=torch.int64, device=engine.device)
-        hidden = run(engine.model, engine.pool, layout, ids, engine.token_map).hidden
-        logits = engine.model.logits(hidden.x[: config.max_num_seqs]).float()
+        sequence = SequenceRows(
+            0, [number % runner.pages for number in range(needed)], start, count
+        )
+        layout = StepLayout([sequence], geometry, runner.device)
+        ids = torch.zeros(count, dtype=torch.int64, device=runner.device)
+        hidden = run(runner.model, runner.pool, layout, ids, runner.token_map).hidden
+        logits = runner.model.logits(hidden.x[: config.max_num_seqs]).float()
         # What stands in unwritten pages need not give a distribution.
-        logits = torch.zeros_like(logits)
-        rows = len(logits)
-        sample(logits, [_SAMPLED] * rows, [0] * rows, [0] * rows, engine.model.precision.operators)
+        _sample(engine, torch.zeros_like(logits))
+
+
+def _sample(engine: Engine, logits: Tensor) -> None:
+    """Draw from every row with everything that parameters can ask for."""
+    slots = list(range(len(logits)))
+    for slot in slots:
+        engine.sampler.open(slot, _SAMPLED, 0, [1], [2])
+    try:
+        sampled = engine.sampler.sample(logits, slots, [2] * len(slots))
+        engine.runner.keep_sampled(slots, sampled.tokens)
+    finally:
+        for slot in slots:
+            engine.sampler.close(slot)
 
 
 @contextmanager

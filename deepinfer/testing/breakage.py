@@ -272,9 +272,10 @@ def other_chunks(llm: LLM) -> Patch:
 
     What this moves is rounding; a breakage has to move more.
     """
-    config = llm._engine.config
-    tokens = max(config.max_num_seqs, config.max_num_batched_tokens * 3 // 8)
-    return patch.object(llm._engine, "config", replace(config, max_num_batched_tokens=tokens))
+    scheduler = llm.engine.scheduler
+    limits = scheduler.limits
+    tokens = max(limits.max_num_seqs, limits.max_num_batched_tokens * 3 // 8)
+    return patch.object(scheduler, "limits", replace(limits, max_num_batched_tokens=tokens))
 
 
 BREAKAGES: dict[str, Breakage] = {

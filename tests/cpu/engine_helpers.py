@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.engine.engine import Engine
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import RequestOutput
+from deepinfer.kv.audit import audit
 from deepinfer.sampling.sampler import sample
 from tests.cpu.model_helpers import recomputed
 
@@ -33,7 +35,7 @@ def slow_ids(model: Loaded, prompt: list[int], params: SamplingParams) -> list[i
     """max_tokens tokens after `prompt`, the whole sequence recomputed for each of them."""
     assert params.seed is not None or params.temperature == 0
     ids = list(prompt)
-    for _ in range(params.max_tokens):
+    for _ in range(params.budget):
         last = logits_after(model, ids)[-1:]
         ids.append(sample(last, [params], [params.seed or 0], [len(ids)]).item())
     return ids[len(prompt) :]
@@ -44,11 +46,23 @@ def ids_of(replies: list[RequestOutput]) -> list[list[int]]:
     return [reply.outputs[0].token_ids for reply in replies]
 
 
+def poison(llm: LLM) -> None:
+    """Fill the cache of an idle engine with NaN."""
+    llm.reset_prefix_cache()
+    llm.engine.runner.pool.poison()
+
+
 def assert_idle(llm: LLM) -> None:
-    """Nothing runs or waits, every page and slot is free exactly once, no chunk lies about."""
-    engine = llm._engine
+    """Nothing runs or waits, the books add up without any sequence, no chunk lies about."""
+    engine = llm.engine
     assert not engine.has_work
     assert not llm._inbox
-    allocator = engine.allocator
-    assert sorted(allocator._free_pages) == list(range(allocator.pages))
-    assert sorted(allocator._free_slots) == list(range(allocator.slots))
+    assert not engine._completions
+    assert not engine._open
+    audit(engine.manager, [])
+
+
+def audit_running(engine: Engine) -> None:
+    """The books of an engine add up between two steps."""
+    live = [(s.blocks, s.computed) for s in engine.scheduler.running if s.blocks is not None]
+    audit(engine.manager, live)

@@ -16,6 +16,7 @@ from deepinfer.model.cached import draft as greedy_draft
 from deepinfer.model.dspark import Draft
 from deepinfer.speculative import greedy
 from deepinfer.testing.breakage import BREAKAGES, DRAFTS_ONLY, Breakage, other_chunks
+from tests.cpu.engine_helpers import poison
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
@@ -27,7 +28,8 @@ LENGTHS = (120, 9)
 @pytest.fixture(scope="module")
 def llm(tiny_folder: Path) -> LLM:
     """Prompts run in chunks, so that rows read what an earlier forward has written."""
-    return LLM(tiny_folder, dtype="float64", threads=1, max_num_batched_tokens=48)
+    return LLM(tiny_folder, dtype="float64", threads=1, max_num_batched_tokens=48,
+               prefix_checkpoints=0)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def state_of(llm: LLM) -> dict[str, Any]:
                     found |= {f"{name}.{key}.{k}": v for k, v in vars(value).items()}
     for name, module in llm.model.named_modules():
         found |= {f"model.{name}.{key}": value for key, value in vars(module).items()}
-    found |= {f"engine.{key}": value for key, value in vars(llm._engine).items()}
+    found |= {f"engine.{key}": value for key, value in vars(llm.engine).items()}
     return found
 
 
@@ -140,7 +142,7 @@ def test_breakages_are_repeatable(llm: LLM, prompts: list[list[int]]) -> None:
     for name in ("random_selection", "late_index_keys"):
         with BREAKAGES[name](llm):
             first = logprobs(llm, prompts)
-        llm._engine.pool.poison()
+        poison(llm)
         with BREAKAGES[name](llm):
             assert logprobs(llm, prompts) == first
 
@@ -158,9 +160,9 @@ def test_other_chunks_only_move_rounding(
     llm: LLM, prompts: list[list[int]], intact: list[list[float]]
 ) -> None:
     with other_chunks(llm):
-        assert llm._engine.config.max_num_batched_tokens < 48
+        assert llm.engine.scheduler.limits.max_num_batched_tokens < 48
         assert largest_shift(logprobs(llm, prompts), intact) < 1e-6
-    assert llm._engine.config.max_num_batched_tokens == 48
+    assert llm.engine.scheduler.limits.max_num_batched_tokens == 48
 
 
 def test_short_sequences_do_not_depend_on_what_they_have_not(
@@ -223,7 +225,7 @@ def test_table(
 @pytest.fixture(scope="module")
 def demo() -> tuple[LLM, break_demo.Questions, break_demo.Run]:
     """The demo model, what it is asked, and what it says while it is intact."""
-    llm = LLM(DEMO, device="cpu", dtype="float64", threads=1)
+    llm = LLM(DEMO, device="cpu", dtype="float64", threads=1, prefix_checkpoints=0)
     questions = break_demo.ask(llm, break_demo.load_items(DEMO, (), 2), 4)
     return llm, questions, break_demo.run(llm, questions, None)
 

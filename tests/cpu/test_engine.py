@@ -15,12 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import deepinfer.engine.engine as engine_module
+import deepinfer.engine.runner as runner_module
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import StreamChunk
 from deepinfer.model.step import StepLayout
-from tests.cpu.engine_helpers import GREEDY, assert_idle, ids_of, slow_ids, small_llm
+from tests.cpu.engine_helpers import (
+    GREEDY,
+    assert_idle,
+    audit_running,
+    ids_of,
+    poison,
+    slow_ids,
+    small_llm,
+)
 from tests.cpu.model_helpers import loaded, random_ids, truncated_recomputed
 
 
@@ -29,15 +37,15 @@ def model(small_folder: Path) -> Loaded:
     return loaded(small_folder)
 
 
-@pytest.fixture(scope="module")
-def shared_llm(small_folder: Path) -> LLM:
-    return small_llm(small_folder)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlapped"])
+def shared_llm(small_folder: Path, request: pytest.FixtureRequest) -> LLM:
+    return small_llm(small_folder, overlap=request.param)
 
 
 @pytest.fixture
 def llm(shared_llm: LLM) -> Iterator[LLM]:
     """The engine, which every test must leave idle; its cache starts full of NaN."""
-    shared_llm._engine.pool.poison()
+    poison(shared_llm)
     yield shared_llm
     assert_idle(shared_llm)
 
@@ -46,13 +54,13 @@ def llm(shared_llm: LLM) -> Iterator[LLM]:
 def layouts(monkeypatch: pytest.MonkeyPatch) -> list[StepLayout]:
     """Row layouts of all forwards that the engine runs, in order."""
     seen: list[StepLayout] = []
-    run = engine_module.run
+    run = runner_module.run
 
     def spy(model: Any, pool: Any, layout: StepLayout, *args: Any, **kwargs: Any) -> Any:
         seen.append(layout)
         return run(model, pool, layout, *args, **kwargs)
 
-    monkeypatch.setattr(engine_module, "run", spy)
+    monkeypatch.setattr(runner_module, "run", spy)
     return seen
 
 
@@ -60,14 +68,14 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[StepLayout]:
 def kept_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows of each forward went through all layers."""
     seen: list[int] = []
-    run = engine_module.run
+    run = runner_module.run
 
     def spy(*args: Any, **kwargs: Any) -> Any:
         output = run(*args, **kwargs)
         seen.append(len(output.hidden.x))
         return output
 
-    monkeypatch.setattr(engine_module, "run", spy)
+    monkeypatch.setattr(runner_module, "run", spy)
     return seen
 
 
@@ -107,7 +115,7 @@ def test_budgets_do_not_matter(
 ) -> None:
     """3 tokens a step: prompts in many small chunks next to decoding requests."""
     llm = small_llm(small_folder, max_num_batched_tokens=tokens, cache_tokens=1000, page_tokens=64)
-    llm._engine.pool.poison()
+    poison(llm)
     prompts, params = zip(*requests(model), strict=True)
     assert ids_of(llm.generate(prompts, params)) == alone
     assert_idle(llm)
@@ -138,10 +146,12 @@ def test_a_decoding_request_gets_a_token_every_step(
     long = llm.stream(random_ids(model, 70).tolist(), SamplingParams(max_tokens=2, **GREEDY))
     del layouts[:]
     next(long)
-    assert [sorted(rows.count for rows in layout.rows) for layout in layouts] == [
+    # The overlapped loop is one step ahead of the tokens.
+    assert [sorted(rows.count for rows in layout.rows) for layout in layouts[:5]] == [
         *[[1, 15]] * 4,
         [1, 10],
     ]
+    assert len(layouts) == 5 + llm.config.overlap
     assert len(list(stream)) == 11
     long.close()
 
@@ -150,17 +160,19 @@ def test_a_request_is_not_overtaken(llm: LLM, model: Loaded) -> None:
     """Of 10 pages the first takes 8; the third would fit next to it, the second would not."""
     params = SamplingParams(max_tokens=3, **GREEDY)
     prompts = [random_ids(model, length).tolist() for length in (120, 60, 3)]
-    first, second, third = (llm.request(prompt, params) for prompt in prompts)
-    for request in (first, second, third):
-        llm._engine.add(request)
-    while first.finish_reason is None:
-        assert (second.blocks, third.blocks) == (None, None)
-        llm._engine.step()
-    llm._engine.step()
-    assert llm._engine.running == [second, third]
-    while llm._engine.has_work:
-        llm._engine.step()
-    assert [r.finish_reason for r in (first, second, third)] == ["length"] * 3
+    engine = llm.engine
+    everybody = first, second, third = [llm.request(prompt, params) for prompt in prompts]
+    for request in everybody:
+        engine.add(request)
+    while not first.ended:
+        engine.step()
+        assert third.completions[0].started <= second.completions[0].started
+    while engine.has_work:
+        engine.step()
+    assert [r.completions[0].finish_reason for r in everybody] == ["length"] * 3
+    assert [r.completions[0].generated for r in everybody] == [
+        slow_ids(model, prompt, params) for prompt in prompts
+    ]
 
 
 @settings(max_examples=8)
@@ -172,7 +184,7 @@ def test_pages_and_slots_are_never_lost(
     shared_llm: LLM, model: Loaded, shapes: list[tuple[int, int]], aborts: list[int]
 ) -> None:
     """Requests of any size, some of them aborted at any time: free and owned always add up."""
-    engine = shared_llm._engine
+    engine = shared_llm.engine
     ids = []
     for length, tokens in shapes:
         prompt = random_ids(model, length, length).tolist()
@@ -185,11 +197,7 @@ def test_pages_and_slots_are_never_lost(
         engine.step()
         if victim is not None and victim < len(ids):
             engine.abort(ids[victim])
-        owned = [r.blocks for r in engine.running if r.blocks is not None]
-        pages = sorted([p for b in owned for p in b.pages] + engine.allocator._free_pages)
-        slots = sorted([b.slot for b in owned] + engine.allocator._free_slots)
-        assert pages == list(range(engine.allocator.pages))
-        assert slots == list(range(engine.allocator.slots))
+        audit_running(engine)
     assert_idle(shared_llm)
 
 
@@ -203,22 +211,21 @@ def chunks_until(step: Callable[[], list[StreamChunk]], count: int) -> list[Stre
 
 def test_abort(llm: LLM) -> None:
     """While it runs, while it waits, in the middle of a prompt, and when nobody knows it."""
-    engine = llm._engine
+    engine = llm.engine
     params = SamplingParams(max_tokens=20, **GREEDY)
     running, waiting, long = (
-        llm.request(prompt, params) for prompt in ([5, 6], [7, 8], list(range(20, 60)))
+        llm.request(prompt, params) for prompt in ([5, 6], [7, 8], list(range(20, 80)))
     )
     for request in (running, long):
         engine.add(request)
     chunks_until(engine.step, 2)
-    assert 0 < long.computed < 40
+    assert 0 < long.completions[0].sequence.computed < 60
     engine.add(waiting)
     for request in (waiting, running, long):
-        chunk = engine.abort(request.request_id)
-        assert chunk is not None
+        (chunk,) = engine.abort(request.request_id)
         assert (chunk.finish_reason, chunk.request_id) == ("abort", request.request_id)
-        assert engine.abort(request.request_id) is None
-    assert running.output().outputs[0].token_ids == running.generated != []
+        assert engine.abort(request.request_id) == []
+    assert running.output().outputs[0].token_ids == running.completions[0].generated != []
     assert waiting.output().usage.completion_tokens == 0
     assert engine.step() == []
 
@@ -286,20 +293,47 @@ def test_logits_that_are_no_distribution(
     assert (second.finish_reason, len(second.token_ids)) == ("error", 2)
 
 
-def test_a_step_that_raises_leaves_the_engine_usable(
+def test_a_step_that_raises_ends_only_who_cannot_run(
     llm: LLM, model: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """generate hands the error on and takes its requests back; a stream goes on afterwards."""
+    """Of three requests in the step one makes it fail; the others never notice."""
     prompt, params = requests(model)[5]
     stream = llm.stream(prompt, params)
     first = [next(stream), next(stream)]
+    run = runner_module.run
 
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("out of memory")
+    def broken(
+        model: Any, pool: Any, layout: StepLayout, ids: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        if POISON in ids:
+            raise RuntimeError("out of memory")
+        return run(model, pool, layout, ids, *args, **kw)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "run", broken)
-        with pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(runner_module, "run", broken)
+        healthy, sick = llm.generate([[5, 6], [POISON]], SamplingParams(max_tokens=3, **GREEDY))
+    assert (sick.outputs[0].finish_reason, sick.outputs[0].token_ids) == ("error", [])
+    assert sick.outputs[0].error == "RuntimeError: out of memory"
+    assert healthy.outputs[0].error is None
+    assert ids_of([healthy]) == [slow_ids(model, [5, 6], SamplingParams(max_tokens=3, **GREEDY))]
+    ids = [token for chunk in [*first, *stream] for token in chunk.token_ids]
+    assert ids == slow_ids(model, prompt, params)
+
+
+def test_a_step_that_is_interrupted_is_done_again(
+    llm: LLM, model: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of a step: generate takes its requests back, a stream goes on."""
+    prompt, params = requests(model)[4]
+    stream = llm.stream(prompt, params)
+    first = [next(stream), next(stream)]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_module, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7]], SamplingParams(max_tokens=3))
     ids = [token for chunk in [*first, *stream] for token in chunk.token_ids]
     assert ids == slow_ids(model, prompt, params)
@@ -334,7 +368,7 @@ def test_truncated_prefill(
     whole = loaded(folder)
     llm = small_llm(folder, yoco_prefill=mode, yoco_keep_tokens=KEEP,
                     max_num_batched_tokens=budget)  # fmt: skip
-    llm._engine.pool.poison()
+    poison(llm)
     prompts = [random_ids(whole, length, length).tolist() for length in (70, 27)]
     replies = llm.generate(prompts, SamplingParams(max_tokens=4, logprobs=0, **GREEDY))
     for prompt, reply in zip(prompts, replies, strict=True):

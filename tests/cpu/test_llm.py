@@ -98,8 +98,7 @@ def ending(llm: LLM, greedy: list[int], monkeypatch: pytest.MonkeyPatch) -> int:
     place = first_new(greedy, 1)
     while llm.tokenizer.decode([greedy[place]]) == "":
         place = first_new(greedy, place + 1)
-    config = dataclasses.replace(llm.model_config, eos_token_id=greedy[place])
-    monkeypatch.setattr(llm.model, "config", config)
+    monkeypatch.setattr(llm.engine, "_eos", greedy[place])
     return place
 
 
@@ -308,7 +307,7 @@ def test_closing_a_stream(llm: LLM) -> None:
     assert_idle(llm)
     started = llm.stream(PROMPT, params)
     next(started)
-    assert llm._engine.has_work
+    assert llm.engine.has_work
     started.close()  # type: ignore[attr-defined]
     assert_idle(llm)
     forgotten = llm.stream(PROMPT, params)
@@ -361,7 +360,7 @@ def test_images_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     one = SamplingParams(max_tokens=1)
     assert llm.generate([5, image], one)[0].usage.completion_tokens == 1
     config = dataclasses.replace(llm.model_config, vision=VisionConfig(num_hidden_layers=1))
-    monkeypatch.setattr(llm, "model_config", config)
+    monkeypatch.setattr(llm._intake, "_model", config)
     with pytest.raises(RequestError, match="stands for an image"):
         llm.generate([5, image], one)
 

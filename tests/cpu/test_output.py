@@ -137,6 +137,7 @@ def test_reply_as_json() -> None:
         "token_ids": [7],
         "finish_reason": "stop",
         "stop_reason": "\n",
+        "error": None,
         "logprobs": [{"token_id": 7, "logprob": -0.5, "rank": 1, "top": [[7, -0.5], [9, None]]}],
         "prompt_logprobs": [None, {"token_id": 5, "logprob": -1.0, "rank": 2, "top": []}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 1, "cached_tokens": 0},

@@ -53,7 +53,7 @@ def test_any_number_of_right_drafts(llm: LLM, right: int, monkeypatch: pytest.Mo
 
 
 def test_pages_come_back_when_a_speculation_is_left(llm: LLM) -> None:
-    allocator = llm._engine.allocator
+    allocator = llm.engine.manager.allocator
     before = (allocator.free_pages, allocator.free_slots)
     rounds = llm.speculate(_prompt(30), 30)
     next(rounds)

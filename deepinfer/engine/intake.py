@@ -1,0 +1,83 @@
+"""From a prompt and parameters to a request that can be queued.
+
+Knows tokenizer, limits and grammars; must not know the loop.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import count
+
+from deepinfer.engine.loading import Loaded
+from deepinfer.engine.output import OutputText
+from deepinfer.engine.request import Completion, Request, check_request
+from deepinfer.engine.sequence import Sequence as TokenSequence
+from deepinfer.errors import RequestError
+from deepinfer.sampling.params import SamplingParams, sequence_seed
+
+Prompt = str | Sequence[int]
+
+
+class Intake:
+    """Makes the requests of one engine; may be used by several threads."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._config = loaded.config
+        self._model = loaded.model_config
+        self._tokenizer = loaded.tokenizer
+        self._numbers = count(1)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the begin-of-sentence token in front."""
+        return self._tokenizer.encode(text, self._model.bos_token_id)
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams, priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:  # fmt: skip
+        """A checked request with an id of its own.
+
+        Args:
+            priority: lower numbers are served first.
+            timeout: seconds from its queueing in which it has to end.
+
+        Raises:
+            RequestError: the prompt or a parameter cannot be served.
+        """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling parameters {params!r}; expected SamplingParams")
+        if type(priority) is not int:
+            raise RequestError(f"priority {priority!r}; expected a whole number")
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
+            raise RequestError(f"timeout {timeout!r}; expected seconds, more than 0")
+        text = prompt if isinstance(prompt, str) else None
+        if text == "":
+            raise RequestError("the prompt is empty; expected at least one character")
+        ids = self.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
+        if params.structured is not None:
+            raise RequestError("structured output is not served yet")
+        check_request(ids, params, self._config, self._model)
+        params = params.for_prompt(len(ids), self._config.max_model_len)
+        seed = random.getrandbits(64) if params.seed is None else params.seed
+        request = Request(str(next(self._numbers)), text, ids, params)
+        for index in range(params.n):
+            decoder = self._tokenizer.stream(params.skip_special_tokens)
+            output = OutputText(decoder, list(params.stop), params.include_stop_str_in_output)
+            sequence = TokenSequence(
+                request.request_id, list(ids), len(ids) + params.budget, index, priority, timeout,
+                reuse=params.prompt_logprobs is None,
+            )  # fmt: skip
+            completion = Completion(request, index, sequence_seed(seed, index), output, sequence)
+            request.completions.append(completion)
+        return request
+
+
+def as_ids(prompt: Sequence[int]) -> list[int]:
+    """A prompt of token ids as a list.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        return list(prompt)
+    except TypeError:
+        raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids") from None
