@@ -29,7 +29,7 @@ class SchedulerLimits:
     Attributes:
         max_num_seqs: most sequences that run at a time, at most the manager's slots for them.
         max_num_batched_tokens: most rows of a step, at least max_num_seqs.
-        max_queue: most sequences that wait for their first step.
+        max_queue: most requests that wait; a request whose first sequence runs does not.
         checkpoint_interval: tokens of a long prompt between checkpoints in its middle.
     """
 
@@ -122,7 +122,7 @@ class Scheduler:
         self._arrivals = 0
         self._next_expiry = float("inf")
         self._launching: StepPlan | None = None
-        self._due: list[tuple[Sequence, bool]] = []  # checkpoints to make, and whether to replace
+        self._due: list[tuple[Sequence, int, bool]] = []  # checkpoints to make: depth, replace
         self._leaders: list[Sequence] = []  # whose prompts are complete and who are to be forked
         self._held: set[Sequence] = set()
         # Sequence at the head that did not fit, pages that were available, sequences that ran.
@@ -162,7 +162,7 @@ class Scheduler:
         gone = self._requests.get(request_id, [])[::-1]
         for sequence in gone:
             sequence.ended_by = "abort"
-            self._end(sequence, keep=True)
+            self.finish(sequence)
         self.counters.aborted += len(gone)
         return gone[::-1]
 
@@ -172,7 +172,24 @@ class Scheduler:
         Args:
             keep: whether others may reuse what it computed; not after an error.
         """
-        self._end(sequence, keep)
+        state, sequence.state = sequence.state, State.ENDED
+        assert state not in (State.NEW, State.ENDED), f"{state.name} sequence ended"
+        group = self._requests[sequence.request_id]
+        group.remove(sequence)
+        if not group:
+            del self._requests[sequence.request_id]
+        if state is State.HELD:
+            self._held.discard(sequence)
+            return
+        if state is State.RUNNING:
+            # A step that is being launched may have overwritten what was computed before.
+            self._release(sequence, keep and self._launching is None)
+        else:
+            del self.waiting[bisect_left(self.waiting, sequence.rank, key=_rank)]
+        # Whoever still waits for this one's prompt has to compute it.
+        for sibling in group:
+            if sibling.state is State.HELD:
+                self._queue(sibling)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Tell the oldest token that a launched step brought and that was not known yet.
@@ -242,10 +259,10 @@ class Scheduler:
                 f"prompt and max_tokens make {first.most_tokens} tokens, the cache holds"
                 f" {pages * self.manager.page_tokens}; ask for less or raise cache_tokens"
             )
-        elif len(self.waiting) + len(self._held) + count > limits.max_queue:
+        elif len(self.waiting) >= limits.max_queue:
             problem = (
-                f"the queue is full: {len(self.waiting) + len(self._held)} sequences wait and"
-                f" {count} would come, max_queue = {limits.max_queue}; try again later or raise it"
+                f"the queue is full: {len(self.waiting)} requests wait, max_queue ="
+                f" {limits.max_queue}; try again later or raise it"
             )
         if problem is not None:
             self.counters.refused += count
@@ -273,26 +290,6 @@ class Scheduler:
         self.counters.preempted += 1
         self._queue(sequence)
 
-    def _end(self, sequence: Sequence, keep: bool) -> None:
-        state, sequence.state = sequence.state, State.ENDED
-        group = self._requests[sequence.request_id]
-        group.remove(sequence)
-        if not group:
-            del self._requests[sequence.request_id]
-        if state is State.HELD:
-            self._held.discard(sequence)
-            return
-        if state is State.RUNNING:
-            # A step that is being launched may have overwritten what was computed before.
-            self._release(sequence, keep and self._launching is None)
-        else:
-            assert state is State.WAITING, "ended twice"
-            del self.waiting[bisect_left(self.waiting, sequence.rank, key=_rank)]
-        # Whoever still waits for this one's prompt has to compute it.
-        for sibling in group:
-            if sibling.state is State.HELD:
-                self._queue(sibling)
-
     def _expire(self, plan: StepPlan) -> None:
         if self._next_expiry == float("inf"):
             return
@@ -303,38 +300,37 @@ class Scheduler:
         gone = [s for s in live if s.expires is not None and s.expires <= now]
         for sequence in reversed(gone):
             sequence.ended_by = "deadline"
-            self._end(sequence, keep=True)
+            self.finish(sequence)
         plan.ended = gone
         self.counters.expired += len(gone)
         left = (s.expires for s in live if s.expires is not None and s.expires > now)
         self._next_expiry = min(left, default=float("inf"))
 
     def _prompt_advanced(self, sequence: Sequence) -> None:
-        """Note down the checkpoints and forks that follow from a committed chunk."""
-        computed = sequence.computed
-        border = computed - computed % self.manager.page_tokens
+        """Note down the checkpoints and forks that follow from a committed chunk.
+
+        The checkpoint of a complete prompt leaves out its last token, which has to be computed
+        whenever the same prompt comes again.
+        """
+        computed, size = sequence.computed, self.manager.page_tokens
         complete = computed >= sequence.prompt_end
+        depth = (computed - complete) // size * size
         wanted = complete or computed == sequence.cut
-        if border > sequence.kept and (
-            wanted or border - sequence.kept >= self.limits.checkpoint_interval
-        ):
-            self._due.append((sequence, wanted))
-            sequence.kept = border
+        gained = depth - sequence.kept
+        if gained > 0 and (wanted or gained >= self.limits.checkpoint_interval):
+            self._due.append((sequence, depth, wanted))
+            sequence.kept = depth
         if complete and self._held:
             self._leaders.append(sequence)
 
     def _make_checkpoints(self, plan: StepPlan) -> None:
-        for sequence, replace in self._due:
-            if sequence.blocks is not None:
+        for sequence, depth, replace in self._due:
+            blocks = sequence.blocks
+            if blocks is not None:
                 order = self.manager.checkpoint(
-                    sequence.blocks,
-                    sequence.tokens,
-                    sequence.computed,
-                    sequence.extra_keys,
-                    replace=replace,
+                    blocks, sequence.tokens, depth, sequence.extra_keys, replace=replace
                 )
-                if order is not None:
-                    plan.copies.append(order)
+                plan.copies.extend([order] if order is not None else [])
         self._due.clear()
 
     def _fork(self, plan: StepPlan) -> None:

@@ -37,8 +37,9 @@ class KVManager:
     A page that a sequence still writes to has no other holder: shared pages are full, and below
     what all of their holders have computed.
 
-    A checkpoint is a state slot out of which the state at the last page border can be read; the
-    slot of a sequence is one as it is, at the last border that the sequence has passed.
+    A checkpoint is a state slot that belongs to a page border. Slots remember enough to be taken
+    back by page_tokens tokens, so the slot of a sequence as it is serves for the last border that
+    the sequence has passed.
 
     Args:
         pages, slots, page_tokens: the pool's sizes.
@@ -115,27 +116,26 @@ class KVManager:
         self,
         blocks: SequenceBlocks,
         tokens: Sequence[int],
-        computed: int,
+        depth: int,
         extra_keys: Sequence[Hashable] = (),
         *,
         replace: bool = True,
     ) -> SlotCopy | None:
-        """Keep what a running sequence has computed up to its last page border for others.
+        """Keep the first `depth` tokens of a running sequence for others.
 
         Args:
-            tokens: those of the sequence, as far as they are known; computed: how many of them are
-                in the cache, perhaps one more than are known.
+            tokens: `depth` of them or more.
+            depth: a page border that the sequence has passed, by page_tokens tokens at most.
             replace: whether another checkpoint may have to go for it.
 
         Returns:
             The order that makes the checkpoint; None when there is one at this place already, or
             none can be made.
         """
-        border = self._border(tokens, computed)
-        if not border or not (replace or self.tree.has_room()):
+        assert depth % self.page_tokens == 0, f"{depth} is no page border"
+        if not depth or not self.tree.checkpoints or not (replace or self.tree.has_room()):
             return None
-        pages = blocks.pages[: border // self.page_tokens]
-        node = self.tree.insert(tokens, extra_keys, pages)
+        node = self.tree.insert(tokens, extra_keys, blocks.pages[: depth // self.page_tokens])
         made = node.slot < 0
         if made:
             if not self.tree.has_room():
@@ -200,9 +200,11 @@ class KVManager:
     ) -> None:
         """End a sequence; its pages and its slot, as it is, stay for others as a checkpoint.
 
-        Arguments as in `checkpoint`.
+        Args:
+            tokens: those of the sequence, as far as they are known.
+            computed: how many tokens the cache holds, perhaps more than are known.
         """
-        border = self._border(tokens, computed)
+        border = self._border(min(computed, len(tokens)), computed)
         if not border:
             self.free(blocks)
             return
@@ -219,13 +221,11 @@ class KVManager:
         self.tree.touch(node)
         blocks.pages, blocks.slot = [], -1
 
-    def _border(self, tokens: Sequence[int], computed: int) -> int:
-        """Last page border whose tokens are known and whose state a slot still has, or 0."""
-        if not self.tree.checkpoints:
-            return 0
-        known = min(computed, len(tokens))
+    def _border(self, known: int, computed: int) -> int:
+        """The last page border within `known` tokens, 0 where no checkpoint can be made of it."""
         border = known - known % self.page_tokens
-        return border if computed - border < self.page_tokens else 0
+        recoverable = computed - border <= self.page_tokens
+        return border if recoverable and self.tree.checkpoints else 0
 
     def _new(self) -> SequenceBlocks:
         """A slot for a sequence; those set aside for checkpoints are not to be had."""

@@ -23,15 +23,16 @@ class FakeDevice:
     """Pages and slots of one manager.
 
     Args:
-        window: positions before a row that the row reads from its slot. The slack behind them is
-            what `KVManager` asks for: page_tokens.
+        window: positions before a row that the row reads from its slot.
+        slack: positions by which a slot can be taken back, at least the page_tokens that
+            `KVManager` asks for.
     """
 
-    def __init__(self, manager: KVManager, window: int) -> None:
+    def __init__(self, manager: KVManager, window: int, slack: int) -> None:
         self.manager = manager
         self.window = window
         self.page_tokens = manager.page_tokens
-        self.ring = window + manager.page_tokens
+        self.ring = window + slack
         self.pages = [[POISON] * manager.page_tokens for _ in range(manager.pages)]
         self.slots = [self._poisoned_ring() for _ in range(manager.allocator.slots)]
 

@@ -1,6 +1,7 @@
 """A loop around the scheduler with a made-up model, and audits after every step."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from deepinfer.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
 from deepinfer.engine.sequence import Sequence, State
@@ -31,11 +32,13 @@ class World:
     """Scheduler, books and a device of lists.
 
     Attributes:
-        now: the clock; ended: sequences with an outcome; steps: how many were launched.
+        now: the clock; steps: how many were launched.
+        prompts: of all sequences that were let in; ended: those with an outcome.
     """
 
     setting: Setting
     now: float = 0.0
+    prompts: dict[Sequence, list[int]] = field(default_factory=dict)
     steps: int = 0
     ended: list[Sequence] = field(default_factory=list)
     preempted: int = 0
@@ -46,7 +49,7 @@ class World:
         self.manager = KVManager(s.pages, slots, s.page_tokens, s.checkpoints)
         limits = SchedulerLimits(s.max_num_seqs, s.tokens, s.queue, s.interval)
         self.scheduler = Scheduler(limits, self.manager, lambda: self.now)
-        self.device = FakeDevice(self.manager, s.window)
+        self.device = FakeDevice(self.manager, s.window, slack=s.page_tokens)
         self.sampled: dict[Sequence, int] = {}
         self.launched: list[tuple[StepPlan, dict[Sequence, int]]] = []
 
@@ -113,8 +116,23 @@ class World:
                     self.scheduler.finish(sequence)
                     self.ended.append(sequence)
 
-    def abort(self, request_id: str) -> None:
-        self.ended += self.scheduler.abort(request_id)
+    def add(self, name: str, prompt: list[int], generated: int, **fields: Any) -> Sequence:
+        """Queue a request of one sequence."""
+        sequence = Sequence(name, list(prompt), len(prompt) + generated, **fields)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def add_group(self, name: str, prompt: list[int], generated: int, n: int) -> list[Sequence]:
+        """Queue a request of `n` sequences."""
+        most = len(prompt) + generated
+        group = [Sequence(name, list(prompt), most, index=i) for i in range(n)]
+        self.scheduler.add(*group)
+        return group
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        gone = self.scheduler.abort(request_id)
+        self.ended += gone
+        return gone
 
     def drain(self, most: int = 10_000) -> None:
         """Run until everything has ended."""
@@ -128,6 +146,11 @@ class World:
         self.audit()
         assert not self.scheduler.running
         assert not self.scheduler.waiting
+
+
+def planned(plan: StepPlan) -> list[tuple[str, int, int]]:
+    """(request, start, count) of the rows of a step."""
+    return [(row.sequence.request_id, row.start, row.count) for row in plan.rows]
 
 
 def expected(prompt: list[int], index: int, count: int) -> list[int]:

@@ -1,12 +1,14 @@
-"""Pages and slots: nothing is lost, nothing has two owners, whatever sequences do."""
+"""Pages and slots: nothing is lost, nothing is free that somebody holds, whatever sequences do."""
+
+import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deepinfer.errors import OutOfPages
-from deepinfer.kv.blocks import BlockAllocator, SequenceBlocks
+from deepinfer.kv.blocks import BlockAllocator, Copy, PageCopy, SequenceBlocks, SlotCopy, waves
 
 
 class Allocations(RuleBasedStateMachine):
@@ -125,3 +127,131 @@ def test_a_stale_close_does_not_free_the_slot_of_the_next_owner() -> None:
     with pytest.raises(AssertionError, match="closed twice"):
         allocator.close(old)
     assert allocator.free_slots == 0
+
+
+class Books:
+    """Two allocators in one: the real one, and sets that say what it should hold."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.allocator = BlockAllocator(rng.randint(1, 8), rng.randint(1, 4), rng.randint(1, 3))
+        self.holders = [0] * self.allocator.pages
+        self.slots: list[int] = []
+        self.live: list[SequenceBlocks] = []
+        self.shared: list[int] = []  # pages that somebody who is no sequence holds too
+
+    def step(self) -> None:
+        rng, allocator = self.rng, self.allocator
+        action = rng.randrange(6)
+        if action == 0 and allocator.free_slots:
+            self.live.append(allocator.open())
+            self.slots.append(self.live[-1].slot)
+        elif action == 1 and self.live:
+            blocks = rng.choice(self.live)
+            self.grow(blocks, rng.randint(0, 10))
+        elif action == 2 and self.live:
+            blocks = self.live.pop(rng.randrange(len(self.live)))
+            for page in blocks.pages:
+                self.holders[page] -= 1
+            self.slots.remove(blocks.slot)
+            allocator.close(blocks)
+        elif action == 3 and any(self.holders):
+            page = rng.choice([page for page, count in enumerate(self.holders) if count])
+            allocator.share(page)
+            self.shared.append(page)
+            self.holders[page] += 1
+        elif action == 4 and self.shared:
+            page = self.shared.pop(rng.randrange(len(self.shared)))
+            self.holders[page] -= 1
+            assert allocator.release(page) == self.holders[page]
+        elif action == 5 and self.live and allocator.free_slots:  # one slot for another
+            blocks = rng.choice(self.live)
+            slot = allocator.take_slot()
+            assert slot not in self.slots
+            allocator.give_slot(blocks.slot)
+            self.slots.remove(blocks.slot)
+            self.slots.append(slot)
+            blocks.slot = slot
+
+    def grow(self, blocks: SequenceBlocks, tokens: int) -> None:
+        before = list(blocks.pages)
+        missing = -(-tokens // self.allocator.page_tokens) - len(before)
+        if missing > self.holders.count(0):
+            with pytest.raises(OutOfPages):
+                self.allocator.reserve(blocks, tokens)
+            assert blocks.pages == before
+        else:
+            self.allocator.reserve(blocks, tokens)
+            for page in blocks.pages[len(before) :]:
+                assert self.holders[page] == 0
+                self.holders[page] = 1
+            assert len(blocks.pages) == len(before) + max(missing, 0)
+
+    def audit(self) -> None:
+        allocator = self.allocator
+        pages, slots = allocator.free_numbers()
+        assert allocator.references == self.holders
+        assert sorted(pages) == [page for page, count in enumerate(self.holders) if not count]
+        assert sorted(slots + self.slots) == list(range(allocator.slots))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_books_add_up_over_120_000_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(600):
+        books = Books(rng)
+        for _ in range(200):
+            books.step()
+            books.audit()
+
+
+def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
+    allocator = BlockAllocator(pages=1, slots=2, page_tokens=4)
+    blocks = allocator.open()
+    allocator.reserve(blocks, 1)
+    allocator.share(0)
+    allocator.close(blocks)
+    assert allocator.free_pages == 0
+    assert allocator.release(0) == 0
+    assert allocator.free_pages == 1
+    with pytest.raises(AssertionError, match="page 0 was released more often"):
+        allocator.release(0)
+    with pytest.raises(AssertionError, match="page 0 is free"):
+        allocator.share(0)
+
+
+def copies() -> st.SearchStrategy[list[Copy]]:
+    numbers = st.integers(0, 3)
+    one = st.one_of(st.builds(SlotCopy, numbers, numbers), st.builds(PageCopy, numbers, numbers))
+    return st.lists(one, max_size=12)
+
+
+def run_at_once(state: dict[tuple[type, int], object], orders: list[Copy]) -> None:
+    read = [state[type(order), order.source] for order in orders]
+    for order, content in zip(orders, read, strict=True):
+        state[type(order), order.target] = content
+
+
+@settings(max_examples=300)
+@given(copies())
+def test_waves_do_what_the_orders_do_one_after_the_other(orders: list[Copy]) -> None:
+    start = {(kind, number): object() for kind in (SlotCopy, PageCopy) for number in range(4)}
+    one_by_one: dict[tuple[type, int], object] = dict(start)
+    in_waves: dict[tuple[type, int], object] = dict(start)
+    for order in orders:
+        run_at_once(one_by_one, [order])
+    groups = waves(orders)
+    for group in groups:
+        run_at_once(in_waves, group)
+        targets = [(type(order), order.target) for order in group]
+        assert len(set(targets)) == len(targets), "written twice at once"
+        own = {(type(order), order.source) for order in group if order.source != order.target}
+        assert not own & set(targets), "read and written at once"
+    assert in_waves == one_by_one
+    assert [order for group in groups for order in group] == orders
+
+
+def test_independent_orders_are_one_wave() -> None:
+    orders: list[Copy] = [SlotCopy(0, 1), SlotCopy(0, 2), PageCopy(1, 0), PageCopy(2, 3)]
+    assert waves(orders) == [orders]
+    assert waves([]) == []
