@@ -155,7 +155,8 @@ class EngineOptions:
         max_num_seqs: most sequences in one step. Default 32.
         max_num_batched_tokens: most tokens in one step; longer prompts run in chunks. Default 512
             on a CPU, 2048 on a GPU.
-        cache_tokens: tokens that the paged cache holds, all running sequences together. Default:
+        cache_tokens: tokens that the paged cache holds, all sequences together. Default: on a GPU
+            what its memory allows, up to twice what max_num_seqs sequences can have; on a CPU
             enough for one sequence of max_model_len, at least 32768.
         page_tokens: tokens per cache page. Default 64, or what the checkpoint needs beyond.
         threads: CPU threads for arithmetic. Default: one per core.

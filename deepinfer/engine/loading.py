@@ -5,7 +5,7 @@ Knows which parts depend on which; must not know requests.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from deepinfer.checkpoint.token_map import checked_token_map
 from deepinfer.checkpoint.tokenizer import Tokenizer
 from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, ModelConfig, resolve
 from deepinfer.env import read_environment
+from deepinfer.errors import ConfigError
+from deepinfer.kv.plan import plan_memory, weight_bytes
 from deepinfer.model.linear import Precision
 from deepinfer.model.transformer import Transformer
 from deepinfer.ops.select import REFERENCE, Operators, Wishes, select
@@ -51,7 +53,8 @@ def load(options: EngineOptions, progress: bool = False) -> Loaded:
     Also sets the number of CPU threads of this process, and exact sums in CUDA matrix products.
 
     Raises:
-        ConfigError, CheckpointError, TokenizerError: what is wrong with which file or setting.
+        ConfigError, CheckpointError, TokenizerError: what is wrong with which file or setting, or
+            what does not fit the GPU.
     """
     folder = Path(options.model)
     model_config = load_model_config(folder)
@@ -69,6 +72,8 @@ def load(options: EngineOptions, progress: bool = False) -> Loaded:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     bar = _with_bar if progress else None
     precision = _precision(config, select(wishes(config)))
+    if config.device == "cuda":
+        config, decisions = _planned(config, decisions, model_config, precision)
     model = load_model(folder, model_config, precision, device, bar)
     return Loaded(config, decisions, model_config, tokenizer, model, token_map)
 
@@ -111,6 +116,39 @@ def _precision(config: EngineConfig, operators: Operators) -> Precision:
     kernels = all(operator.backend != REFERENCE for operator in multiply)
     packed = narrow and config.act_quant and kernels
     return Precision(dtype, matrix, config.act_quant, packed=packed, operators=operators)
+
+
+def _planned(
+    config: EngineConfig, decisions: list[Decision], model: ModelConfig, precision: Precision
+) -> tuple[EngineConfig, list[Decision]]:
+    """The same with a cache as large as the GPU allows, unless somebody has said how large.
+
+    Raises:
+        ConfigError: model or cache do not fit.
+    """
+    free, total = torch.cuda.mem_get_info()
+    matrix = None if precision.packed else precision.matrix.itemsize
+    memory = min(total, int(free / config.gpu_memory))
+    plan = plan_memory(model, config, memory, weight_bytes(model, matrix))
+    wanted = {decision.name: decision for decision in decisions}["cache_tokens"]
+    if wanted.decided_by != "default":
+        if plan.cache_tokens < config.cache_tokens:
+            raise ConfigError(
+                f"cache_tokens = {config.cache_tokens}; {plan.cache_tokens} fit this GPU's memory"
+                " (deepinfer doctor --plan shows what takes it)"
+            )
+        return config, decisions
+    if not plan.fits:
+        raise ConfigError(
+            f"{config.model} with a sequence of {config.max_model_len} tokens does not fit this"
+            f" GPU's {total / 2**30:.0f} GiB, of which {free / 2**30:.0f} are free; change:"
+            f" {'; or '.join(plan.advice)}"
+        )
+    # Twice what can run at a time: the other half is for prefixes to come back to.
+    most = 2 * config.max_num_seqs * config.max_model_len
+    tokens = max(config.cache_tokens, min(plan.cache_tokens, most))
+    decided = [replace(d, value=tokens) if d is wanted else d for d in decisions]
+    return replace(config, cache_tokens=tokens), decided
 
 
 def _with_bar(specs: Iterable[TensorSpec], count: int) -> Iterable[TensorSpec]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from deepinfer.checkpoint.names import tensor_specs
 from deepinfer.config import EngineConfig, ModelConfig, max_rollback
-from deepinfer.kv.geometry import CacheGeometry, cache_geometry
+from deepinfer.kv.geometry import cache_geometry
 
 _SCALED = {"fp8": 1 + 1 / 1024, "fp4": 1 / 2 + 1 / 32, "fp8_row": 1 + 1 / 32}
 # A CUDA context, its libraries, loaded kernels and what the allocator cannot use.
@@ -124,14 +124,16 @@ def plan_memory(
     graphs = 0
     if not config.enforce_eager:
         graphs = workspace_bytes(model, sequences, sequences, config.max_model_len)
-    states = config.state_slots * geometry.bytes_per_slot
+    # A sequence with penalties also counts its tokens, over the vocabulary twice.
+    state = geometry.bytes_per_slot + 9 * model.vocab_size
+    states = config.state_slots * state
     left = usable - own - workspace - graphs - states
     # Without a KV source a page has no bytes: as many as are wanted fit.
     wanted = geometry.pages_for(config.max_model_len)
     page = geometry.bytes_per_page
     pages = max(0, left // page) if page else (wanted if left >= 0 else 0)
     advice = () if pages >= wanted else tuple(
-        _advice(config, memory, weights, gpus, left - wanted * page, geometry, pages)
+        _advice(config, memory, weights, gpus, left - wanted * page, state, pages)
     )  # fmt: skip
     return MemoryPlan(usable, own, workspace, graphs, states, page, pages, config.page_tokens,
                       wanted, advice)  # fmt: skip
@@ -139,7 +141,7 @@ def plan_memory(
 
 def _advice(
     config: EngineConfig, memory: int, weights: WeightBytes, gpus: int, missing: int,
-    geometry: CacheGeometry, pages: int,
+    state: int, pages: int,
 ) -> list[str]:  # fmt: skip
     """What would make room for `-missing` more bytes."""
     usable = int(memory * config.gpu_memory) - _CONTEXT
@@ -156,7 +158,7 @@ def _advice(
         found.append(f"max_model_len = {pages * config.page_tokens}")
     if config.gpu_memory < 1 and missing + memory * (0.97 - config.gpu_memory) >= 0:
         found.append("gpu_memory = 0.97")
-    if missing + config.prefix_checkpoints * geometry.bytes_per_slot >= 0:
+    if missing + config.prefix_checkpoints * state >= 0:
         found.append("prefix_checkpoints = 0")
     found.append("a smaller max_num_batched_tokens or max_num_seqs, or more GPUs")
     return found

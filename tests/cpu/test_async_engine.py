@@ -1,0 +1,180 @@
+"""Requests by asyncio: same replies, and no request, reader or shutdown is left waiting."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer import LLM, SamplingParams
+from deepinfer.engine.async_engine import AsyncEngine, EngineClosed
+from deepinfer.engine.output import StreamChunk
+from deepinfer.errors import RequestError
+from tests.cpu.engine_helpers import GREEDY, ids_of, poison, small_llm
+
+PROMPTS = [[5, 6, 7], [8], list(range(20, 57)), [9, 10], list(range(30, 49))]
+PARAMS = SamplingParams(max_tokens=9, seed=4, temperature=0.7, logprobs=1)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlapped"])
+def llm(small_folder: Path, request: pytest.FixtureRequest) -> LLM:
+    return small_llm(small_folder, overlap=request.param)
+
+
+def served(llm: LLM, use: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
+    """The result of `use`; afterwards nothing is left of any request."""
+
+    async def run() -> Any:
+        async with AsyncEngine(llm) as engine:
+            return await asyncio.wait_for(use(engine), 60)
+
+    poison(llm)
+    result = asyncio.run(run())
+    assert not llm.engine.has_work
+    assert not llm.engine._completions
+    return result
+
+
+def joined(chunks: list[StreamChunk]) -> tuple[str, list[int]]:
+    return "".join(c.text for c in chunks), [t for c in chunks for t in c.token_ids]
+
+
+def test_replies_are_those_of_the_plain_engine(llm: LLM) -> None:
+    async def all_at_once(engine: AsyncEngine) -> Any:
+        return await asyncio.gather(*(engine.generate(p, PARAMS) for p in PROMPTS))
+
+    replies = served(llm, all_at_once)
+    expected = llm.generate(PROMPTS, PARAMS)
+    assert ids_of(replies) == ids_of(expected)
+    assert [r.outputs[0].logprobs for r in replies] == [r.outputs[0].logprobs for r in expected]
+
+
+def test_chunks_add_up_to_the_reply(llm: LLM) -> None:
+    """Read at once, or only when everything is there; several replies to one prompt as well."""
+
+    async def read(engine: AsyncEngine) -> Any:
+        params = SamplingParams(max_tokens=7, seed=1, n=2, ignore_eos=True)
+        prompt, late = [await engine.add(PROMPTS[0], params) for _ in range(2)]
+        chunks = [chunk async for chunk in engine.stream(prompt)]
+        while not late.ended:
+            await asyncio.sleep(0)
+        await engine.abort("nobody")  # what was sent before it has arrived after it
+        unread = [chunk async for chunk in engine.stream(late)]
+        return prompt.output(), late.output(), chunks, unread
+
+    output, late, chunks, unread = served(llm, read)
+    for reply in output.outputs:
+        own = [c for c in chunks if c.index == reply.index]
+        assert joined(own) == (reply.text, reply.token_ids)
+        assert [c.finish_reason for c in own[:-1]] == [None] * (len(own) - 1)
+    assert [(c.index, joined([c])) for c in unread] == [
+        (r.index, (r.text, r.token_ids)) for r in late.outputs
+    ]
+
+
+def test_leaving_a_stream_aborts(llm: LLM) -> None:
+    async def leave(engine: AsyncEngine) -> Any:
+        request = await engine.add([5], SamplingParams(max_tokens=100, **GREEDY))
+        stream = engine.stream(request)
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+        while not request.ended:
+            await asyncio.sleep(0)
+        return request.completions[0].finish_reason
+
+    assert served(llm, leave) == "abort"
+
+
+def test_cancelling_a_call_aborts(llm: LLM) -> None:
+    async def cancel(engine: AsyncEngine) -> Any:
+        task = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=150, **GREEDY)))
+        while not engine.metrics.running:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while llm.engine.has_work:
+            await asyncio.sleep(0)
+        return (await engine.generate([6], SamplingParams(max_tokens=2, **GREEDY))).outputs
+
+    assert len(served(llm, cancel)) == 1
+
+
+def test_abort_by_id(llm: LLM) -> None:
+    async def abort(engine: AsyncEngine) -> Any:
+        request = await engine.add([5], SamplingParams(max_tokens=100, **GREEDY))
+        await engine.abort(request.request_id)
+        await engine.abort("nobody")
+        return [chunk.finish_reason async for chunk in engine.stream(request)][-1]
+
+    assert served(llm, abort) == "abort"
+
+
+def test_refusals_reach_the_caller(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = llm.engine.scheduler
+
+    async def refuse(engine: AsyncEngine) -> Any:
+        with pytest.raises(RequestError, match="empty"):
+            await engine.add([])
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "limits", replace(scheduler.limits, max_queue=0))
+            with pytest.raises(RequestError, match="the queue is full"):
+                await engine.add([5])
+        request = await engine.add([5], SamplingParams(max_tokens=1, **GREEDY))
+        assert [c async for c in engine.stream(request)]
+        with pytest.raises(RequestError, match="not being served"):
+            await anext(engine.stream(request))
+        return True
+
+    assert served(llm, refuse)
+
+
+def test_shutdown_in_mid_work(llm: LLM) -> None:
+    """What runs is aborted, readers get their end, later calls are refused."""
+
+    async def stop(engine: AsyncEngine) -> Any:
+        requests = [await engine.add(p, SamplingParams(max_tokens=100, **GREEDY)) for p in PROMPTS]
+        await engine.close()
+        for request in requests:
+            assert [c async for c in engine.stream(request)][-1].finish_reason == "abort"
+        with pytest.raises(EngineClosed):
+            await engine.add([5])
+        with pytest.raises(EngineClosed):
+            await engine.abort("1")
+        return [request.completions[0].finish_reason for request in requests]
+
+    assert served(llm, stop) == ["abort"] * 5
+
+
+def test_shutdown_waits_for_what_ends_in_time(llm: LLM) -> None:
+    async def stop(engine: AsyncEngine) -> Any:
+        requests = [await engine.add(p, PARAMS) for p in PROMPTS]
+        await engine.close(drain_seconds=50)
+        return [request.completions[0].finish_reason for request in requests]
+
+    assert set(served(llm, stop)) <= {"length", "stop"}
+
+
+def test_a_breakdown_reaches_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error outside of any request: readers and callers hear of it, nobody waits for ever."""
+
+    async def run() -> None:
+        engine = AsyncEngine(llm)
+        request = await engine.add([5], SamplingParams(max_tokens=100, **GREEDY))
+        monkeypatch.setattr(llm.engine.scheduler, "plan", broken)
+        with pytest.raises(EngineClosed, match="RuntimeError: no plan"):
+            [chunk async for chunk in engine.stream(request)]
+        with pytest.raises(EngineClosed):
+            await engine.add([6])
+        await engine.close()
+        llm.engine.abort(request.request_id)
+
+    def broken() -> None:
+        raise RuntimeError("no plan")
+
+    asyncio.run(run())
+    monkeypatch.undo()
+    assert not llm.engine.has_work
