@@ -22,6 +22,7 @@ CONTROL = {
     "deepinfer.kv.prefix",
     "deepinfer.log",
     "deepinfer.sampling.params",
+    "deepinfer.sampling.patterns",
     "deepinfer.sampling.schema",
     "deepinfer.sampling.structured",
 }
