@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self
 
 from deepinfer.errors import RequestError
-from deepinfer.sampling.schema import check_schema
+from deepinfer.sampling.patterns import whole_text
+from deepinfer.sampling.schema import Schema, enforceable
 
 Kind = Literal["json_schema", "regex", "ebnf", "choice"]
+MOST_CHARACTERS = 65_536  # of one schema, expression, grammar or string
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "ebnf", "choice")
 
 
@@ -50,12 +52,16 @@ class StructuredOutput:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 _refuse(name, value, "a string that is not empty")
+        if self.regex is not None:
+            whole_text(self.regex, "structured.regex")
         if not isinstance(self.after_thinking, bool):
             _refuse("after_thinking", self.after_thinking, "true or false")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if self.choice is not None:
             object.__setattr__(self, "choice", _strings(self.choice))
+        for text in [self.json_schema, self.regex, self.ebnf, *(self.choice or ())]:
+            _check_text(given[0], text)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -76,9 +82,26 @@ class StructuredOutput:
         """Which form it is."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
+    @property
+    def schema(self) -> Schema:
+        """json_schema in the spelling that is enforced."""
+        assert isinstance(self.json_schema, str)
+        return enforceable(json.loads(self.json_schema))
+
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:
     raise RequestError(f"structured.{name} = {value!r:.200}: expected {expected}")
+
+
+def _check_text(name: str, text: object) -> None:
+    """Refuse what would take long to compile, and what is not Unicode."""
+    if isinstance(text, str):
+        if len(text) > MOST_CHARACTERS:
+            _refuse(name, text, f"at most {MOST_CHARACTERS} characters, found {len(text)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            _refuse(name, text, "text without unpaired surrogates")
 
 
 def _strings(values: Sequence[str]) -> tuple[str, ...]:
@@ -105,5 +128,5 @@ def _schema_text(schema: object) -> str:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         _refuse("json_schema", schema, f"{expected}; {error}")
-    check_schema(json.loads(text))
+    enforceable(json.loads(text))
     return text

@@ -25,6 +25,7 @@ CONTROL = {
     "deepinfer.kv.prefix",
     "deepinfer.log",
     "deepinfer.sampling.params",
+    "deepinfer.sampling.patterns",
     "deepinfer.sampling.schema",
     "deepinfer.sampling.structured",
 }
