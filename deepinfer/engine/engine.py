@@ -27,7 +27,8 @@ from deepinfer.kv.blocks import SlotCopy
 from deepinfer.kv.manager import KVManager
 from deepinfer.log import logger
 from deepinfer.model.transformer import Transformer
-from deepinfer.sampling.batch import SamplingBatch
+from deepinfer.sampling.batch import Masks, SamplingBatch
+from deepinfer.sampling.grammar import GrammarCompiler
 
 # Tokens of a long prompt between the checkpoints that a hit can go on from.
 CHECKPOINT_INTERVAL = 2048
@@ -38,7 +39,7 @@ class Engine:
 
     Args:
         model: loaded model; token_map: [V] int64 n-gram classes, None without n-gram layers.
-        clock: seconds, never going back.
+        grammars: gave the requests their grammars; clock: seconds, never going back.
 
     Attributes:
         metrics: what was done so far.
@@ -46,10 +47,11 @@ class Engine:
 
     def __init__(
         self, config: EngineConfig, model: Transformer, token_map: Tensor | None,
-        clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.config = config
         self.clock = clock
+        self._grammars = grammars
         self.runner = Runner(config, model, token_map, config.state_slots)
         self.manager = KVManager(
             self.runner.pages, config.state_slots, config.page_tokens, config.prefix_checkpoints
@@ -212,15 +214,21 @@ class Engine:
                     prompts.append((completion, row, place))
                 if row.samples:
                     rows.append(SampledRow(completion, place.stop - 1, row.start + row.count))
-            if rows or prompts:
+            if not rows and not prompts:
+                continue
+            try:
                 flights.append(self._draw(part, rows, prompts))
+            except Exception as error:
+                who = dict.fromkeys([r.completion for r in rows] + [p[0] for p in prompts])
+                flights.append(Flight([], [(completion, error) for completion in who]))
         return flights
 
     def _draw(
         self, part: Launched, rows: list[SampledRow],
         prompts: list[tuple[Completion, PlannedRows, slice]],
     ) -> Flight:  # fmt: skip
-        flight = Flight(rows)
+        rows, masks, failed = self._masked(rows)
+        flight = Flight(rows, failed)
         operators = self.runner.model.precision.operators
         for completion, row, place in prompts:
             flight.report_prompt(completion, row.start, part.logits[place], operators)
@@ -229,11 +237,34 @@ class Engine:
             with self.runner.guarded():
                 logits = part.select([row.place for row in rows])
                 positions = [row.position for row in rows]
-                sampled = self.sampler.sample(logits, slots, positions, flight.masks(logits))
+                sampled = self.sampler.sample(logits, slots, positions, masks)
                 self.runner.keep_sampled(slots, sampled.tokens)
             flight.sampled = sampled
         flight.send()
         return flight
+
+    def _masked(
+        self, rows: list[SampledRow]
+    ) -> tuple[list[SampledRow], Masks | None, list[tuple[Completion, Exception]]]:
+        """What grammars allow in these rows; rows whose grammar fails are left out."""
+        states = {i: row.completion.grammar for i, row in enumerate(rows) if row.completion.grammar}
+        if not states:
+            return rows, None, []
+        pinned = self.runner.device.type == "cuda"
+        try:
+            return rows, self._grammars.masks(states, pinned), []
+        except Exception as together:
+            failed = []
+            for number, state in states.items():
+                try:
+                    self._grammars.masks({number: state})
+                except Exception as own:
+                    failed.append((rows[number].completion, own))
+            if not failed:
+                raise RuntimeError("grammars fail together, though none does alone") from together
+            gone = {completion for completion, _ in failed}
+            left, masks, more = self._masked([row for row in rows if row.completion not in gone])
+            return left, masks, failed + more
 
     def _slot(self, completion: Completion) -> int:
         """State slot of a running sequence, which the sampler knows from now on."""
@@ -253,18 +284,24 @@ class Engine:
         """Wait for the tokens of a step and give them to their sequences."""
         chunks: list[StreamChunk] = []
         for flight in flights:
+            for completion, error in flight.failed:
+                if completion.finish_reason is None:
+                    chunks.append(self._fail(completion.sequence, error))
             drawn = flight.receive()
             for number, row in enumerate(flight.rows):
                 completion = row.completion
                 if completion.finish_reason is not None:
                     continue  # aborted, or out of time
                 if number in drawn.faulty:
-                    error = "the logits are no distribution: NaN, +inf, or nothing may be drawn"
-                    chunks.append(self._end(completion, completion.fail(error)))
+                    why = "the logits are no distribution: NaN, +inf, or nothing may be drawn"
+                    chunks.append(self._end(completion, completion.fail(why)))
                     continue
                 if number in drawn.logprobs:
                     completion.logprobs.append(drawn.logprobs[number])
-                chunks.append(self._take(completion, drawn.tokens[number]))
+                try:
+                    chunks.append(self._take(completion, drawn.tokens[number]))
+                except Exception as error:
+                    chunks.append(self._fail(completion.sequence, error))
         return chunks
 
     def _take(self, completion: Completion, token: int) -> StreamChunk:

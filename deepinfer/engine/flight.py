@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.engine.request import Completion
 from deepinfer.engine.scheduler import PlannedRows
 from deepinfer.ops.select import Operators
-from deepinfer.sampling.batch import Drawn, Masks, Sampled
+from deepinfer.sampling.batch import Drawn, Sampled
 from deepinfer.sampling.logprobs import LogprobRows
 
 
@@ -66,9 +66,11 @@ class Flight:
 
     Attributes:
         rows: the draws; sampled: what was drawn, on the device, None without any.
+        failed: replies that could not be drawn for, and why.
     """
 
     rows: list[SampledRow]
+    failed: list[tuple[Completion, Exception]] = field(default_factory=list)
     sampled: Sampled | None = None
     _prompts: list[_PromptRows] = field(default_factory=list)
     _host: list[Tensor] = field(default_factory=list)
@@ -87,20 +89,6 @@ class Flight:
         tokens = tokens.to(logits.device, non_blocking=True)
         rows = LogprobRows.of(logits[: len(ids)], tokens, [wanted] * len(ids), operators)
         self._prompts.append(_PromptRows(completion, start + 1, rows))
-
-    def masks(self, logits: Tensor) -> Masks | None:
-        """What the grammars of the rows allow next."""
-        numbers = [i for i, row in enumerate(self.rows) if row.completion.grammar is not None]
-        if not numbers:
-            return None
-        words = (logits.shape[1] + 31) // 32
-        pinned = logits.device.type == "cuda"
-        bits = torch.empty(len(numbers), words, dtype=torch.int32, pin_memory=pinned)
-        for place, number in enumerate(numbers):
-            grammar = self.rows[number].completion.grammar
-            assert grammar is not None
-            grammar.fill(bits[place])
-        return Masks(bits, numbers)
 
     def send(self) -> None:
         """Start the copy to the host."""

@@ -12,6 +12,7 @@ from deepinfer.engine.output import OutputText
 from deepinfer.engine.request import Completion, Request, check_request
 from deepinfer.engine.sequence import Sequence as TokenSequence
 from deepinfer.errors import RequestError
+from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams, sequence_seed
 
 Prompt = str | Sequence[int]
@@ -20,7 +21,8 @@ Prompt = str | Sequence[int]
 class Intake:
     """Makes the requests of one engine; may be used by several threads."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, grammars: GrammarCompiler) -> None:
+        self._grammars = grammars
         self._config = loaded.config
         self._model = loaded.model_config
         self._tokenizer = loaded.tokenizer
@@ -41,7 +43,7 @@ class Intake:
             timeout: seconds from its queueing in which it has to end.
 
         Raises:
-            RequestError: the prompt or a parameter cannot be served.
+            RequestError: the prompt or a parameter cannot be served, or its grammar not compiled.
         """
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling parameters {params!r}; expected SamplingParams")
@@ -53,10 +55,12 @@ class Intake:
         if text == "":
             raise RequestError("the prompt is empty; expected at least one character")
         ids = self.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
-        if params.structured is not None:
-            raise RequestError("structured output is not served yet")
         check_request(ids, params, self._config, self._model)
         params = params.for_prompt(len(ids), self._config.max_model_len)
+        grammar = None
+        if params.structured is not None:
+            grammar = self._grammars.compile(params.structured)
+            grammar.wait()
         seed = random.getrandbits(64) if params.seed is None else params.seed
         request = Request(str(next(self._numbers)), text, ids, params)
         for index in range(params.n):
@@ -66,7 +70,9 @@ class Intake:
                 request.request_id, list(ids), len(ids) + params.budget, index, priority, timeout,
                 reuse=params.prompt_logprobs is None,
             )  # fmt: skip
-            completion = Completion(request, index, sequence_seed(seed, index), output, sequence)
+            state = None if grammar is None else grammar.state()
+            completion = Completion(request, index, sequence_seed(seed, index), output, sequence,
+                                    state)  # fmt: skip
             request.completions.append(completion)
         return request
 

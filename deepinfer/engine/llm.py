@@ -23,6 +23,7 @@ from deepinfer.engine.output import RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
 from deepinfer.engine.warmup import capture, warm_up
 from deepinfer.errors import ConfigError, RequestError
+from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.speculative.greedy import GreedySpeculation, Round
 
@@ -73,8 +74,10 @@ class LLM:
         self.model_config = loaded.model_config
         self.tokenizer = loaded.tokenizer
         self.model = loaded.model
-        self.engine = Engine(loaded.config, loaded.model, loaded.token_map)
-        self._intake = Intake(loaded)
+        model = loaded.model_config
+        grammars = GrammarCompiler(loaded.tokenizer, model.vocab_size, model.eos_token_id)
+        self.engine = Engine(loaded.config, loaded.model, loaded.token_map, grammars)
+        self._intake = Intake(loaded, grammars)
         self._inbox: dict[str, deque[StreamChunk]] = {}
         if not self.config.enforce_eager:
             self.warm_up()

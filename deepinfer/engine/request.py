@@ -4,7 +4,7 @@ Knows tokens, texts and finish reasons; must not know torch, pages or the model.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from deepinfer.config import EngineConfig, ModelConfig
 from deepinfer.engine.output import (
@@ -20,23 +20,8 @@ from deepinfer.errors import RequestError
 from deepinfer.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
+    from deepinfer.sampling.grammar import GrammarState
     from deepinfer.sampling.logprobs import TokenLogprobs
-
-
-class Grammar(Protocol):
-    """What the text of one sequence has to follow, as far as it has come."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the text is complete and nothing may follow."""
-
-    def fill(self, bits: "torch.Tensor") -> None:
-        """Set the bits [ceil(V / 32)] int32 of the tokens that may come next, in place."""
-
-    def accept(self, token: int) -> bool:
-        """Take the next token; False when it may not come."""
 
 
 @dataclass(eq=False)
@@ -58,7 +43,7 @@ class Completion:
     seed: int
     text: OutputText
     sequence: Sequence
-    grammar: Grammar | None = None
+    grammar: "GrammarState | None" = None
     logprobs: "list[TokenLogprobs]" = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -92,8 +77,6 @@ class Completion:
         shown = self.text.push(token, may_stop=self.count > params.min_tokens)
         if self.text.stop_reason is not None:
             return shown + self.finish("stop", self.text.stop_reason)
-        if self.grammar is not None and self.grammar.finished:
-            return shown + self.finish("stop")
         if self.count >= params.budget:
             shown += self.finish("length")
         return shown
