@@ -114,7 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
     parser.add_argument("--op", nargs="*", help="only these operators")
-    parser.add_argument("--case", help="only cases whose name contains this")
+    parser.add_argument("--case", nargs="*", help="only cases whose name contains one of these")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("error: benchmarks need a CUDA GPU, and torch sees none\n")
@@ -127,7 +127,8 @@ def main() -> int:
         if arguments.op and spec.name not in arguments.op:
             continue
         cases = [c for c in spec.cases() if c.kind in ("released", "large")]
-        cases = [c for c in cases if (arguments.case or "") in c.name]
+        wanted = arguments.case or [""]
+        cases = [c for c in cases if any(part in c.name for part in wanted)]
         for case in cases:
             for row in measure_case(spec, case, ceilings, case is cases[-1]):
                 rows.append(row)
