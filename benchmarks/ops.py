@@ -113,7 +113,7 @@ def main() -> int:
     """Measure and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
-    parser.add_argument("--op", nargs="*", help="only these operators")
+    parser.add_argument("--op", nargs="*", help="only these operators, in this order")
     parser.add_argument("--case", nargs="*", help="only cases whose name contains one of these")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -123,9 +123,8 @@ def main() -> int:
     ceilings = environment()
     print(json.dumps(ceilings), flush=True)
     rows: list[Row] = [ceilings]
-    for spec in specs().values():
-        if arguments.op and spec.name not in arguments.op:
-            continue
+    known = specs()
+    for spec in [known[name] for name in arguments.op or known]:
         cases = [c for c in spec.cases() if c.kind in ("released", "large")]
         wanted = arguments.case or [""]
         cases = [c for c in cases if any(part in c.name for part in wanted)]
