@@ -1,8 +1,8 @@
-"""Seconds until every kernel of the demo model is ready, with none and with all of them on disk.
+"""Seconds until the demo model is ready, with no and with all compiled kernels on disk.
 
 `python benchmarks/cold_start.py --out benchmarks/results/cold-start.jsonl` starts a process for
-each on the GPU of this machine. Rows are JSON: seconds to load the checkpoint, seconds of
-`LLM.warm_up`, and the number of kernels.
+each on the GPU of this machine. Rows are JSON, one for each stage: loading the checkpoint, warming
+up every kernel, capturing the graphs of decode steps.
 """
 
 import argparse
@@ -17,23 +17,32 @@ from pathlib import Path
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo"
 
 
-def warm_up() -> None:
-    """Print the row of this process."""
+def start_up() -> None:
+    """Print a row for each stage of this process."""
     import torch
     import triton
 
     from deepinfer import LLM
+    from deepinfer.engine.warmup import capture
 
-    start = time.monotonic()
-    llm = LLM(DEMO, device="cuda", ops_strict=True)
-    loaded = time.monotonic()
-    kernels = llm.warm_up()
-    row = {
+    known = {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "cores": os.cpu_count(), "kernels": kernels,
-        "load_seconds": loaded - start, "warm_up_seconds": time.monotonic() - loaded,
+        "triton": triton.__version__, "cores": os.cpu_count(),
     }  # fmt: skip
-    print(json.dumps(row))
+    began = time.monotonic()
+
+    def done(stage: str, **found: int) -> None:
+        nonlocal began
+        torch.cuda.synchronize()
+        row = {**known, "stage": stage, "seconds": time.monotonic() - began, **found}
+        print(json.dumps(row), flush=True)
+        began = time.monotonic()
+
+    llm = LLM(DEMO, device="cuda", ops_strict=True, enforce_eager=True)
+    done("load")
+    done("warm up", kernels=llm.warm_up())
+    capture(llm.engine, progress=False)
+    done("capture", graphs=llm.engine.runner.graph_count)
 
 
 def main() -> int:
@@ -42,19 +51,22 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file of JSON lines to write")
     out = parser.parse_args().out
     if out is None:
-        warm_up()
+        start_up()
         return 0
-    rows = []
-    with tempfile.TemporaryDirectory() as cache:
+    failed = 0
+    with tempfile.TemporaryDirectory() as cache, out.open("w", encoding="utf-8") as file:
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
         for kernels_on_disk in (False, True):
-            done = subprocess.run([sys.executable, __file__], env=environment, check=True,
-                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
-            row = {"kernels_on_disk": kernels_on_disk, **json.loads(done.stdout.splitlines()[-1])}
-            rows.append(json.dumps(row) + "\n")
-            print(rows[-1], end="", flush=True)
-    out.write_text("".join(rows))
-    return 0
+            command = [sys.executable, __file__]
+            done = subprocess.run(
+                command, env=environment, check=False, stdout=subprocess.PIPE, text=True
+            )
+            failed |= done.returncode
+            for line in done.stdout.splitlines():
+                row = {"kernels_on_disk": kernels_on_disk, **json.loads(line)}
+                file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
+    return failed
 
 
 if __name__ == "__main__":
