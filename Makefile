@@ -71,7 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@mv $(UNFINISHED) $(STAMP)
 
 gpu: ## run the tests that need a CUDA GPU, with this machine's Python as it is
-	$(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider -p no:benchmark -n 8
+	OMP_NUM_THREADS=2 $(PYTHON) -m pytest tests/gpu tests/ops -p no:cacheprovider -p no:benchmark -n 12
 
 memcheck: ## run small cases of attention, stores and matrices under compute-sanitizer, on a GPU
 	compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTHON) -m pytest tests/ops/test_specs.py \

@@ -113,8 +113,8 @@ def main() -> int:
     """Measure and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
-    parser.add_argument("--op", nargs="*", help="only these operators")
-    parser.add_argument("--case", help="only cases whose name contains this")
+    parser.add_argument("--op", nargs="*", help="only these operators, in this order")
+    parser.add_argument("--case", nargs="*", help="only cases whose name contains one of these")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("error: benchmarks need a CUDA GPU, and torch sees none\n")
@@ -123,11 +123,11 @@ def main() -> int:
     ceilings = environment()
     print(json.dumps(ceilings), flush=True)
     rows: list[Row] = [ceilings]
-    for spec in specs().values():
-        if arguments.op and spec.name not in arguments.op:
-            continue
+    known = specs()
+    for spec in [known[name] for name in arguments.op or known]:
         cases = [c for c in spec.cases() if c.kind in ("released", "large")]
-        cases = [c for c in cases if (arguments.case or "") in c.name]
+        wanted = arguments.case or [""]
+        cases = [c for c in cases if any(part in c.name for part in wanted)]
         for case in cases:
             for row in measure_case(spec, case, ceilings, case is cases[-1]):
                 rows.append(row)

@@ -56,7 +56,7 @@ def warm_up(engine: Engine) -> int:
         return 0
     assert not engine.has_work, "warming up writes into state slots and pages"
     with torch.inference_mode():
-        with _compiling() as kernels:
+        with compiling() as kernels:
             _run(engine)
         _run(engine)
     torch.cuda.synchronize()
@@ -103,8 +103,12 @@ def _sample(engine: Engine, logits: Tensor) -> None:
 
 
 @contextmanager
-def _compiling() -> Iterator[dict[Any, Any]]:
-    """Kernels are compiled by threads and not launched; what they would write to is zeros."""
+def compiling() -> Iterator[dict[Any, Any]]:
+    """Kernels are compiled by threads and not launched; what they would write to is zeros.
+
+    Yields:
+        the kernels that were compiled or found on disk, which grow while it runs.
+    """
     import triton
     from triton.runtime.jit import JITFunction
 

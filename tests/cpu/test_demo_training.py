@@ -649,17 +649,24 @@ class Watched(TrainingState):
             sinks = sink.view(1, 1, -1, 1).expand(*scores.shape[:3], 1)
             shares = torch.cat([scores, sinks], -1).softmax(-1)[..., self.window.shape[-1] : -1]
             source = self.config.index_source(layer)
-            self.expected[source] = self.expected.get(source, 0.0) + shares.sum(2)
+            sources = [source]
+            if self.candidate_targets and self.config.restricts_to_candidates(source):
+                sources.append(self.config.candidate_source_layer_id)
+            for number in sources:
+                self.expected[number] = self.expected.get(number, 0.0) + shares.sum(2)
         return super().attend(layer, queries, kv, norm, sink)
 
 
+@pytest.mark.parametrize("candidates", [False, True], ids=["own", "candidates"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_index_targets_are_the_attention_to_entries(tiny: Loaded, sparse: bool) -> None:
-    """Of all heads and of all layers that use a selection; to entries left out of it, too. Scores
-    are float32 there.
+def test_index_targets_are_the_attention_to_entries(
+    tiny: Loaded, sparse: bool, candidates: bool
+) -> None:
+    """Of all heads and of all layers that use a selection, or choose among its candidates if these
+    count; to entries left out of it, too. Scores are float32 there.
     """
     ids = packed_batch(tiny)[0][:, :-1]
-    state = Watched(tiny.model, ids, tiny.token_map, sparse, SAMPLED)
+    state = Watched(tiny.model, ids, tiny.token_map, sparse, SAMPLED, candidates)
     state.expected = {}
     with torch.inference_mode():
         tiny.model(ids, state)

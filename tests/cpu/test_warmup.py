@@ -10,6 +10,8 @@ from deepinfer import LLM
 from deepinfer.engine.warmup import forwards
 
 pytest.importorskip("triton")
+from deepinfer.ops.candidate_blocks.triton import ALIGNED
+from deepinfer.ops.topk_select.triton import _FEW, _MANY, MANY_ROWS, _shape
 
 
 @given(st.integers(1, 5000), st.integers(1, 40000))
@@ -23,3 +25,29 @@ def test_forwards_stay_within_the_limits(most_rows: int, most_tokens: int) -> No
 
 def test_a_cpu_has_nothing_to_warm_up(tiny_folder: Path) -> None:
     assert LLM(tiny_folder, device="cpu", threads=1).warm_up() == 0
+
+
+def selecting_kernels(end: int, rows: int) -> set[tuple[object, ...]]:
+    """What the kernels that select are compiled for, of a forward that ends at `end` tokens."""
+    found: set[tuple[object, ...]] = set()
+    for ratio in (1, 2):
+        entries = max(1, -(-(end // ratio) // 64)) * 64
+        blocks = -(-entries // 8 // ALIGNED) * ALIGNED
+        for width, wanted in ((entries, 128), (blocks, 64), (min(blocks, 64) * 8, 128)):
+            plan = _MANY if rows >= MANY_ROWS else _FEW
+            shape = _shape(plan, width, min(wanted, width))
+            # The number of groups and its remainder by 16 follow from the widths; the registers
+            # and whatever else the plan says are options of the launch.
+            options = shape._replace(total=shape.total % 16)
+            found.add((width % 16 == 0, width == 1, options))
+    return found
+
+
+@given(st.integers(1, 2048), st.integers(1, 20000), st.integers(0, 20000))
+def test_whatever_a_request_selects_from_was_warmed_up(most_rows: int, end: int, more: int) -> None:
+    warm: set[tuple[object, ...]] = set()
+    for start, rows in forwards(most_rows, end + more):
+        warm |= selecting_kernels(start + rows, rows)
+    for rows in {1, 17, 600, most_rows}:
+        if rows <= min(end, most_rows):
+            assert selecting_kernels(end, rows) <= warm

@@ -48,7 +48,8 @@ def test_bfloat16_is_as_near_as_the_cpu(backend: str, tmp_path: Path) -> None:
 @BACKENDS
 def test_greedy_tokens_equal_the_oracle(backend: str) -> None:
     expected = load_file(ORACLE / "oracle-float32.safetensors")
-    llm = LLM(ORACLE, device="cuda", dtype="float32", act_quant=False, ops_backend=backend)
+    llm = LLM(ORACLE, device="cuda", dtype="float32", act_quant=False, ops_backend=backend,
+              enforce_eager=True)  # fmt: skip
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     (reply,) = llm.generate(expected["greedy.prompt_ids"].tolist(), params)
     for step, (token, wanted) in enumerate(

@@ -126,7 +126,7 @@ def test_the_whole_model_on_kernels(folder: Path) -> None:
     for backend in ("ref", "triton"):
         models[backend] = LLM(
             folder, device=device, dtype="float32", ops_backend=backend,
-            ops_strict=True, threads=1,
+            ops_strict=True, enforce_eager=True, threads=1,
         )  # fmt: skip
         replies[backend] = [r.outputs[0] for r in models[backend].generate(prompts, params)]
     for reply, expected in zip(replies["triton"], replies["ref"], strict=True):
@@ -138,7 +138,9 @@ def test_the_whole_model_on_kernels(folder: Path) -> None:
             found, torch.tensor([entry.logprob for entry in expected.logprobs]), atol=2e-3, rtol=0
         )
     operators = models["triton"].model.precision.operators.all()
-    assert all(o.backend == "triton" and not o.fallbacks for o in operators)
+    # Where a GPU was measured, several kernels may share an operator.
+    assert all(o.backend.startswith(("triton", "gluon")) for o in operators)
+    assert not any(o.fallbacks for o in operators)
     called = {o.spec.name for o in operators if o.calls}
     assert {"sparse_attention", "paged_index_scores", "topk_select", "candidate_scores"} <= called
 

@@ -89,7 +89,8 @@ class Trainer:
     def losses(self, tokens: Tensor, weights: Tensor, sampled: Tensor, sparse: bool) -> Tensor:
         """[3] weighted next-token loss, index loss, and unweighted loss over answer tokens."""
         inputs, targets, w = tokens[:, :-1], tokens[:, 1:], weights[:, 1:]
-        state = TrainingState(self.model, inputs, self.token_map, sparse, sampled)
+        state = TrainingState(self.model, inputs, self.token_map, sparse, sampled,
+                              self.settings.candidate_targets)  # fmt: skip
         with parametrize.cached():
             hidden = self.model(inputs, state)
             logits = self.model.logits(hidden.x)

@@ -66,6 +66,8 @@ class Training:
         index_rows: query rows per sequence at which the indexer is compared with attention.
         bias_step: step of the router bias towards balance.
         long_kind: kind of the long batches.
+        candidate_targets: the indexer whose scores choose candidates also learns what the layers
+            attend to that select among them.
     """
 
     steps: int = 6000
@@ -85,12 +87,13 @@ class Training:
     bias_step: float = 1e-3
     gradient_clip: float = 1.0
     long_kind: str = "long"
+    candidate_targets: bool = False
 
 
 # Further training of a finished checkpoint, mostly on words to copy from far away.
 LOOKUP_TRAINING = Training(
-    seconds=120.0, stages=(Stage(1.0, sparse=True, long=0.6),), rate=2e-3, adam_rate=1.5e-3,
-    warmup=0.05, decay=0.7, long_kind="lookup",
+    seconds=180.0, stages=(Stage(1.0, sparse=True, long=0.6),), rate=2e-3, adam_rate=1.5e-3,
+    warmup=0.05, decay=0.7, long_kind="lookup", candidate_targets=True,
 )  # fmt: skip
 
 

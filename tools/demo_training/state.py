@@ -26,14 +26,17 @@ class TrainingState(RecomputeState):
     Args:
         sparse: attend to the entries that the indexer selects; otherwise to all visible ones.
         sampled: [R] query positions at which the indexer is compared with attention.
+        candidate_targets: compare the source of candidates also with the attention of the layers
+            that choose among them.
     """
 
     def __init__(
         self, model: Transformer, token_ids: Tensor, token_map: Tensor, sparse: bool,
-        sampled: Tensor,
+        sampled: Tensor, candidate_targets: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model, token_ids, token_map)
         self.sparse = sparse
+        self.candidate_targets = candidate_targets
         self.sampled = sampled
         self.documents = document_numbers(token_ids, model.config.bos_token_id)
         same = self.documents.unsqueeze(-1) == self.documents.unsqueeze(-2)
@@ -149,7 +152,10 @@ class TrainingState(RecomputeState):
 
     @torch.no_grad()
     def _add_target(self, layer: int, queries: Tensor, keys: Tensor, sink: Tensor) -> None:
-        """Add this layer's attention over entries at the sampled rows to its index source's."""
+        """Add this layer's attention over entries at the sampled rows to its index source's.
+
+        With candidate targets it also counts for the source of the candidates that it comes from.
+        """
         source = self.config.index_source(layer)
         rows = self.sampled
         visible = self.visible_entries(self.config.compress_ratio(layer))[:, rows]
@@ -163,6 +169,10 @@ class TrainingState(RecomputeState):
         total = weights.sum(-1) + torch.exp(sink - top)
         share = (weights[..., -count:] / total.unsqueeze(-1)).sum(2)
         self._targets[source] = self._targets.get(source, 0.0) + share
+        if self.candidate_targets and self.config.restricts_to_candidates(source):
+            coarse = self.config.candidate_source_layer_id
+            assert coarse is not None
+            self._targets[coarse] = self._targets[coarse] + share
 
     def index_loss(self) -> Tensor:
         """Cross-entropy of index scores against attention over entries, in nats, mean of sources.

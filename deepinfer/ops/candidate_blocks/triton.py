@@ -16,6 +16,7 @@ from deepinfer.ops.topk_select.triton import select_rows
 TILE = 2048  # scores of one program
 MAX_BLOCK = 1024
 COLUMNS = 512  # selected columns of one program
+ALIGNED = 16  # columns that Triton tells numbers of columns apart by
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -30,7 +31,10 @@ def _block_best(
     SIZE_PAD: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Largest score of each block, without NaN; +inf for the block of the newest visible entry."""
+    """Largest score of each block, without NaN; +inf for the block of the newest visible entry.
+
+    best: [rows, count], -inf for blocks past the last.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     offset = tl.arange(0, SIZE_PAD)
@@ -79,18 +83,21 @@ def candidate_block_list(scores: Tensor, visible: Tensor, block_size: int, block
     if block_size > MAX_BLOCK:
         raise Unsupported(f"blocks of {block_size} entries: takes at most {MAX_BLOCK}")
     rows, entries = scores.shape
+    # Full vectors of columns, the last of which are -inf: the kernels that select are compiled for
+    # that, and any other number would need some of its own.
     count = triton.cdiv(entries, block_size)
-    best = torch.empty((rows, count), dtype=torch.float32, device=scores.device)
+    width = triton.cdiv(count, ALIGNED) * ALIGNED
+    best = torch.empty((rows, width), dtype=torch.float32, device=scores.device)
     if best.numel():
         if scores.stride(1) != 1:
             scores = scores.contiguous()
         pad = triton.next_power_of_2(block_size)
         many = TILE // pad
-        sizes = (entries, scores.stride(0), count)
+        sizes = (entries, scores.stride(0), width)
         constants = {"SIZE": block_size, "SIZE_PAD": pad, "BLOCKS": many}
-        grid = (rows, triton.cdiv(count, many))
+        grid = (rows, triton.cdiv(width, many))
         _block_best[grid](scores, visible.contiguous(), best, *sizes, **constants)
-    return select_rows(best, blocks, torch.int32)
+    return select_rows(best, min(blocks, count), torch.int32)
 
 
 def restore_entries(selected: Tensor, blocks: Tensor, block_size: int) -> Tensor:

@@ -17,17 +17,17 @@ def draw(
     generator: torch.Generator, device: torch.device, rows: int, count: int, width: int,
     dtype: torch.dtype = torch.bfloat16, form: str = "",
 ) -> Arguments:  # fmt: skip
-    """Arguments over a table of `count` rows.
+    """Arguments over a table of `count` rows, which is drawn on the device.
 
     form: "outside" has numbers below and above the table, as int32, and NaN in the table;
     "strided" has gaps between rows; "far" has rows 2^31 bytes apart.
     """
     index = torch.randint(0, max(count, 1), (rows,), generator=generator)
+    there = torch.Generator(device).manual_seed(generator.initial_seed())
     if dtype.is_floating_point:
-        table = torch.randn(count, width, generator=generator).to(dtype)
+        table = torch.randn(count, width, generator=there, device=device).to(dtype)
     else:
-        table = torch.randint(0, 127, (count, width), generator=generator).to(dtype)
-    table = table.to(device)
+        table = torch.randint(0, 127, (count, width), generator=there, device=device).to(dtype)
     if form == "outside":
         wrong = torch.tensor([-1, count, 0, -(2**31), 2**31 - 1])
         index = wrong[torch.arange(rows) % 5].to(torch.int32)
