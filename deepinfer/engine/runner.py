@@ -207,12 +207,16 @@ class Runner:
         layout = StepLayout(sequences, self.geometry, self.device, [ids, sources, wanted])
         token_ids, from_slots, wanted_rows = layout.extra
         if (sources >= 0).any():
-            operators = self.model.precision.operators
-            no_drafts = self.sampled.new_empty(len(self.sampled), 0)
-            first = torch.zeros(len(sources), dtype=torch.int32, device=self.device)
-            operators.fix_token_ids(token_ids, from_slots.int(), self.sampled, no_drafts, first)
+            self.take_sampled(token_ids, from_slots)
         output = run(self.model, self.pool, layout, token_ids, self.token_map, compact=compact)
         return self.model.logits(output.hidden.x[wanted_rows]).float(), places
+
+    def take_sampled(self, token_ids: Tensor, slots: Tensor) -> None:
+        """Put the token last sampled in each of `slots` [T] int64 into `token_ids`; -1 for none."""
+        no_drafts = self.sampled.new_empty(len(self.sampled), 0)
+        first = torch.zeros(len(slots), dtype=torch.int32, device=self.device)
+        operators = self.model.precision.operators
+        operators.fix_token_ids(token_ids, slots.int(), self.sampled, no_drafts, first)
 
     def _set_threads(self, rows: int) -> None:
         work = rows * self.model.config.hidden_size**2

@@ -83,6 +83,7 @@ def _run(engine: Engine) -> None:
         )
         layout = StepLayout([sequence], geometry, runner.device)
         ids = torch.zeros(count, dtype=torch.int64, device=runner.device)
+        runner.take_sampled(ids, torch.zeros_like(ids))
         hidden = run(runner.model, runner.pool, layout, ids, runner.token_map).hidden
         logits = runner.model.logits(hidden.x[: config.max_num_seqs]).float()
         # What stands in unwritten pages need not give a distribution.

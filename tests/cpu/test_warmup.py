@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer import LLM
-from deepinfer.engine.warmup import forwards
+from deepinfer import LLM, SamplingParams
+from deepinfer.engine.warmup import _run, forwards
 
 pytest.importorskip("triton")
 from deepinfer.ops.candidate_blocks.triton import ALIGNED
@@ -51,3 +52,17 @@ def test_whatever_a_request_selects_from_was_warmed_up(most_rows: int, end: int,
     for rows in {1, 17, 600, most_rows}:
         if rows <= min(end, most_rows):
             assert selecting_kernels(end, rows) <= warm
+
+
+def test_every_operator_of_a_request_was_warmed_up(tiny_folder: Path) -> None:
+    llm = LLM(tiny_folder, device="cpu", threads=1, overlap=True, max_model_len=64)
+    with torch.inference_mode():
+        _run(llm.engine)
+    operators = llm.model.precision.operators.all()
+    warm = {operator.spec.name for operator in operators if operator.calls}
+    sampled = SamplingParams(
+        max_tokens=3, top_k=5, presence_penalty=0.5, logprobs=1, prompt_logprobs=1
+    )
+    llm.generate([[5, 6, 7], [8] * 40], [sampled, SamplingParams(max_tokens=3, temperature=0.0)])
+    called = {operator.spec.name for operator in operators if operator.calls}
+    assert called == warm
