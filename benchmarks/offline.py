@@ -178,10 +178,12 @@ def _cache_bytes(config: ModelConfig, geometry: Any, tokens: int) -> float:
 def measure(load: Load, batch: int, prompt: int, tokens: int, bandwidth: float | None) -> Row:
     """One row: `batch` requests of `prompt` tokens each, queued at once."""
     prompts = [load.ids(prompt) for _ in range(batch)]
+    # While the last prompts are computed the first sequences go on, and must not end.
+    tokens += 2 * (batch * prompt // load.engine.config.max_num_batched_tokens)
     load.engine.manager.tree.clear()
     times = load.run([load.request(ids, tokens) for ids in prompts])
     # The prompts come from the prefix cache now, so that decode steps come soon.
-    busy = kernel_seconds(load, [load.request(ids, tokens) for ids in prompts], tokens // 3)
+    busy = kernel_seconds(load, [load.request(ids, tokens) for ids in prompts], 20)
     step = statistics.median(times.steps)
     row: Row = {
         "batch": batch, "prompt": prompt, "generated": tokens,

@@ -4,6 +4,7 @@ Knows slots, pages, token ids and how a forward is laid out; must not know reque
 are chosen.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +130,13 @@ class Runner:
         self.page_table = PageTable(slots, self.geometry.pages_for(longest), self.device)
         self.sampled = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.graphs: DecodeGraphs | None = None
+        # References of experts wait for the device.
+        self._guards = config.sync_guard and model.precision.packed
+        if self._guards:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it says once that it does not see everything
+                with self.guarded():
+                    pass
 
     def capture(self) -> Iterator[tuple[int, int]]:
         """Capture the decode graphs, which decode steps then run as; yields (rows, longest
@@ -167,13 +175,13 @@ class Runner:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """On a GPU, whatever makes the host wait for it raises (references of experts do wait)."""
-        if not (self.config.sync_guard and self.model.precision.packed):
+        """On a GPU, whatever makes the host wait for it raises."""
+        if not self._guards:
             yield
             return
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)

@@ -34,7 +34,7 @@ PARAMS = [
 def demo(**settings: Any) -> LLM:
     given: dict[str, Any] = {
         "max_num_seqs": 8, "max_model_len": 640, "max_num_batched_tokens": 64,
-        "cache_tokens": 8192, "batch_invariant": True, "ops_strict": True,
+        "cache_tokens": 8192, "batch_invariant": True,
     }  # fmt: skip
     return LLM(DEMO, device="cuda", **given | settings)
 
