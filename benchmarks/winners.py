@@ -2,7 +2,7 @@
 
 Knows rows of benchmarks/ops.py; must not know operators. Cases of one operator with equal numbers
 of rows count together, by the geometric mean of their times; between two measured numbers the
-border lies in the middle (geometrically). Other GPUs keep what they have.
+border lies in the middle (geometrically). Rows of several files about one GPU count together.
 """
 
 import argparse
@@ -36,14 +36,17 @@ def fastest(times: Times) -> list[list[Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """Buckets of every operator that has more than one backend beside the reference.
+    """Buckets of every operator that has more than one kernel.
 
-    Twins that apply every scale (docs/numerics.md) are for those who ask for them: no winners.
+    Twins that apply every scale (docs/numerics.md) and cuBLAS are for those who ask for them: no
+    winners. A product by cuBLAS may depend on the number of rows, and gains a few per cent.
     """
     times: dict[str, Times] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for line in lines:
         name = line["backend"]
-        if name == "ref" or name.endswith("_exact") or "baseline" in line or "failed" in line:
+        if name in ("ref", "torch") or name.endswith("_exact"):
+            continue
+        if "baseline" in line or "failed" in line:
             continue
         times[line["operator"]][line["rows"]][name].append(line["median"])
     return {
@@ -58,9 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, help="JSON lines of benchmarks/ops.py")
     known = json.loads(TABLE.read_text(encoding="utf-8"))
+    measured: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for file in parser.parse_args().files:
         head, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        known[head["gpu"]] = {**known.get(head["gpu"], {}), **table(lines)}
+        measured[head["gpu"]] += [line for line in lines if "backend" in line]
+    for gpu, lines in measured.items():
+        known[gpu] = {**known.get(gpu, {}), **table(lines)}
     TABLE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,10 +1,10 @@
 """Write the demo model's card and its loss curves from the figures that were measured.
 
 `python tools/demo_card.py models/demo` reads figures/training-*.json (of tools/train_demo.py, in
-order), evaluation-*.json (`deepinfer eval models/demo --json`, one per device), retraining.json
-(the same of weights trained again, on the GPU) and breakage.json (`tools/break_demo.py models/demo
---json`), and writes README.md and figures/loss.svg. Words are in demo_card.md beside this program;
-no figure is typed by hand.
+order), evaluation-*.json (`deepinfer eval models/demo --json`, one per device), retraining-*.json
+and retraining.json (both again, of weights trained anew, on the GPU) and breakage.json
+(`tools/break_demo.py models/demo --json`), and writes README.md and figures/loss.svg. Words are in
+demo_card.md beside this program; no figure is typed by hand.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def main() -> None:
         return loaded
 
     runs = [read(file) for file in sorted(figures.glob("training-*.json"))]
+    again = [read(file) for file in sorted(figures.glob("retraining-*.json"))]
     evaluations = {
         file.stem.removeprefix("evaluation-").upper(): read(file)
         for file in sorted(figures.glob("evaluation-*.json"))
@@ -125,6 +126,7 @@ def main() -> None:
                 "trained again": read(figures / "retraining.json"),
             }
         ),
+        retraining_runs=training(again),
         breakages=breakages(read(figures / "breakage.json")),
         training=training(runs),
         plot="![loss over tokens](figures/loss.svg)",

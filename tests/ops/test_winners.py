@@ -67,9 +67,25 @@ def test_from_rows_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
         line(16, "slow_start", 9.0), line(16, "quick_start", 8.0),
         line(64, "slow_start", 9.0), line(64, "quick_start", 20.0),
         line(64, "cuBLAS", 1.0, baseline=True), line(64, "broken", 0.0, failed="wrong"),
+        line(64, "torch", 1.0), line(64, "slow_start_exact", 1.0),
         {"operator": "alone", "rows": 1, "backend": "triton", "median": 1.0},
     ]  # fmt: skip
     assert table(lines) == {"attend": [[32, "quick_start"], [None, "slow_start"]]}
+
+
+def test_the_committed_table_follows_from_the_committed_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    import winners as program
+
+    written = tmp_path / "winners.json"
+    written.write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(program, "TABLE", written)
+    files = sorted(map(str, (ROOT / "benchmarks" / "results").glob("*.jsonl")))
+    monkeypatch.setattr(sys, "argv", ["winners.py", *files])
+    program.main()
+    assert json.loads(written.read_text(encoding="utf-8")) == TABLE
 
 
 def test_the_committed_table_names_what_exists() -> None:
