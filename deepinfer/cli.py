@@ -7,16 +7,18 @@ import io
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 from deepinfer import __version__
 from deepinfer.config import EngineOptions
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.structured import StructuredOutput
 
 app = App(
     name="deepinfer",
@@ -32,14 +34,74 @@ Switch = Parameter(negative="")
 Text = Annotated[str, Parameter(allow_leading_hyphen=True)]  # "- like this", or - alone
 
 
+def _biases(type_: object, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
+    """Pairs from 5=-1.5."""
+    found = []
+    for token in tokens:
+        left, _, right = token.value.partition("=")
+        try:
+            found.append((int(left), float(right)))
+        except ValueError:
+            raise RequestError(
+                f"--logit-bias {token.value!r}; expected ID=BIAS like 5=-1.5"
+            ) from None
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class _TerminalSampling(SamplingParams):
-    """SamplingParams with a default that suits a reader rather than a program."""
+    """SamplingParams with a default that suits a reader rather than a program.
 
-    max_tokens: int = 128
+    Attributes:
+        logit_bias: ID=BIAS, added to the logit of the token, -100..100.
+    """
+
+    max_tokens: int | None = 128
+    logit_bias: Annotated[
+        tuple[str, ...], Parameter(converter=_biases, n_tokens=1, consume_multiple=False)
+    ] = ()  # type: ignore[assignment]
+    structured: Annotated[StructuredOutput | None, Parameter(parse=False, show=False)] = None
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The form that the text must have, at most one of them; needs the extra "structured".
+
+    Attributes:
+        json_schema: JSON schema that the text must validate against, or @FILE with one; true for
+            any JSON.
+        regex: regular expression that the whole text must match.
+        ebnf: grammar that the text must follow, or @FILE with one; rules like root ::= "a" | "b".
+        choice: a text that may come; may be given several times.
+    """
+
+    json_schema: str | None = None
+    regex: Text | None = None
+    ebnf: str | None = None
+    choice: Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)] = None
+
+    def add_to(self, sampling: SamplingParams, after_thinking: bool) -> SamplingParams:
+        """The parameters with this form."""
+        given = {name: value for name, value in self.__dict__.items() if value is not None}
+        if not given:
+            return sampling
+        for name in given.keys() & {"json_schema", "ebnf"}:
+            given[name] = _text_or_file(name, given[name])
+        form = StructuredOutput(**given, after_thinking=after_thinking)
+        return replace(sampling, structured=form)
+
+
+def _text_or_file(name: str, text: str) -> str:
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{name} file {text[1:]!r} cannot be read ({error})") from None
 
 
 Sampling = Annotated[_TerminalSampling, Parameter(name="*")]
+Form = Annotated[_Form, Parameter(name="*")]
 
 
 @app.command
@@ -50,6 +112,8 @@ def generate(
     prompt_token_ids: str | None = None,
     prompt_file: Text | None = None,
     sampling: Sampling = _TerminalSampling(),
+    form: Form = _Form(),
+    after_thinking: Annotated[bool, Switch] = False,
     echo: Annotated[bool, Switch] = False,
     as_json: Json = False,
 ) -> int:
@@ -63,6 +127,8 @@ def generate(
         Token ids to continue, like 0,5,9, or @FILE with such a list.
     prompt_file:
         File whose text to continue, - for standard input.
+    after_thinking:
+        The prompt leaves the model thinking, and the form begins after its end of thinking.
     echo:
         Show the prompt before the reply.
     as_json:
@@ -71,8 +137,9 @@ def generate(
     from deepinfer.commands.generate import generate as run
 
     return run(
-        options, sampling, prompt=prompt, prompt_token_ids=prompt_token_ids,
-        prompt_file=prompt_file, echo=echo, as_json=as_json,
+        options, form.add_to(sampling, after_thinking), prompt=prompt,
+        prompt_token_ids=prompt_token_ids, prompt_file=prompt_file, echo=echo,
+        as_json=as_json,
     )  # fmt: skip
 
 
@@ -84,6 +151,7 @@ def chat(
     system: Text | None = None,
     thinking: Annotated[bool, Switch] = False,
     sampling: Sampling = _TerminalSampling(),
+    form: Form = _Form(),
     as_json: Json = False,
 ) -> int:
     """Talk to a checkpoint in the V4.1 prompt format, or ask a few questions and end.
@@ -102,7 +170,12 @@ def chat(
     from deepinfer.commands.chat import chat as run
 
     return run(
-        options, sampling, messages=message or [], system=system, thinking=thinking, as_json=as_json
+        options,
+        form.add_to(sampling, thinking),
+        messages=message or [],
+        system=system,
+        thinking=thinking,
+        as_json=as_json,
     )
 
 

@@ -23,7 +23,8 @@ Integers32 = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 NO_TOKEN = -1  # in rows that are no distribution
-_PROMPT, _OUTPUT = 0, 1  # whose tokens a table counts
+_COUNTS, _MASKS = 0, 1  # tables
+_PROMPT, _OUTPUT = 0, 1  # whose tokens are counted
 
 
 @dataclass(frozen=True)
@@ -94,22 +95,13 @@ class _Slot:
     """The sequence in a slot.
 
     Attributes:
-        early: until this position the tokens `ends` may not be drawn.
-        counts, mask: its rows of the tables, None where it needs none.
+        ends: tokens that may not be drawn at first.
         bias: token ids and what is added to their logits.
     """
 
     params: SamplingParams
-    early: int
     ends: list[int]
-    counts: int | None = None
-    mask: int | None = None
-    bias: tuple[Integers, Floats] | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its logits are taken as they are, past `early`."""
-        return self.counts is None and self.mask is None and self.bias is None
+    bias: tuple[Integers, Floats] | None
 
 
 class SamplingBatch:
@@ -140,12 +132,19 @@ class SamplingBatch:
         self._device = device
         self._operators = operators or references()
         self._open: dict[int, _Slot] = {}
-        self._changing: set[int] = set()  # slots whose logits are changed before a draw
-        self._reporting: set[int] = set()  # slots that want log-probabilities
-        # Temperature, top-k, top-p and min-p as float64, and the seed, of every slot.
+        # Of every slot: temperature, top-k, top-p and min-p as float64, and the seed; penalties;
+        # until which position its end tokens may not be drawn; its rows of the tables, or -1;
+        # whether it has biases, and whether it wants log-probabilities.
         self._rules = np.zeros((5, slots), dtype=np.int64)
-        self._counts = _Table(2, vocab_size, device, slots)
-        self._masks = _Table(1, (vocab_size + 31) // 32, device, slots)
+        self._penalties = np.zeros((3, slots), dtype=np.float32)
+        self._early = np.zeros(slots, dtype=np.int64)
+        self._rows = np.full((2, slots), -1, dtype=np.int64)
+        self._biased = np.zeros(slots, dtype=bool)
+        self._reported = np.zeros(slots, dtype=bool)
+        self._tables = (
+            _Table(2, vocab_size, device, slots),
+            _Table(1, (vocab_size + 31) // 32, device, slots),
+        )
 
     @staticmethod
     def bytes_for(slots: int, vocab_size: int) -> int:
@@ -176,37 +175,44 @@ class SamplingBatch:
         top_k = min(params.top_k, self._vocabulary)
         self._rules.view(np.float64)[:4, slot] = heat, top_k, params.top_p, params.min_p
         self._rules.view(np.uint64)[4, slot] = seed
-        state = _Slot(params, len(prompt_ids) + params.min_tokens, [])
-        if params.min_tokens:
-            state.ends = sorted(params.end_tokens(self._eos))
+        end_tokens = sorted(params.end_tokens(self._eos)) if params.min_tokens else []
+        self._early[slot] = len(prompt_ids) + params.min_tokens if end_tokens else 0
         if params.has_penalties:
-            state.counts = self._counts.take()
-            for part, ids in ((_PROMPT, prompt_ids), (_OUTPUT, output_ids)):
-                row = self._counts.data[part, state.counts].zero_().unsqueeze(0)
-                listed = self._upload(np.array([ids], dtype=np.int64))
-                self._operators.count_tokens(listed, row)
+            self._count_known(slot, params, prompt_ids, output_ids)
         if params.allowed_token_ids is not None or params.banned_token_ids:
-            state.mask = self._masks.take()
+            table = self._tables[_MASKS]
+            self._rows[_MASKS, slot] = table.take()
             bits = self._upload(allowed_bits(params, self._vocabulary))
-            self._masks.data[0, state.mask] = bits
+            table.data[0, int(self._rows[_MASKS, slot])] = bits
+        bias = None
         if params.bias_pairs:
             ids, values = zip(*params.bias_pairs, strict=True)
-            state.bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
-        self._open[slot] = state
-        if state.ends or not state.is_plain:
-            self._changing.add(slot)
-        if params.logprobs is not None:
-            self._reporting.add(slot)
+            bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
+        self._biased[slot] = bias is not None
+        self._reported[slot] = params.logprobs is not None
+        self._open[slot] = _Slot(params, end_tokens, bias)
+
+    def _count_known(
+        self, slot: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> None:
+        self._penalties[:, slot] = (
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        )  # fmt: skip
+        table = self._tables[_COUNTS]
+        row = self._rows[_COUNTS, slot] = table.take()
+        for part, ids in ((_PROMPT, prompt), (_OUTPUT, output)):
+            counts = table.data[part, int(row)].zero_().unsqueeze(0)
+            if ids:
+                listed = self._upload(np.array([ids], dtype=np.int64))
+                self._operators.count_tokens(listed, counts)
 
     def close(self, slot: int) -> None:
         """End with the sequence in `slot`; a step under way may still have a row of it."""
-        state = self._open.pop(slot)
-        self._changing.discard(slot)
-        self._reporting.discard(slot)
-        if state.counts is not None:
-            self._counts.give(state.counts)
-        if state.mask is not None:
-            self._masks.give(state.mask)
+        del self._open[slot]
+        for number, table in enumerate(self._tables):
+            if self._rows[number, slot] >= 0:
+                table.give(int(self._rows[number, slot]))
+        self._rows[:, slot] = -1
 
     @torch.inference_mode()
     def sample(
@@ -227,100 +233,82 @@ class SamplingBatch:
         """
         assert logits.shape == (len(slots), self._vocabulary), (logits.shape, len(slots))
         assert logits.dtype == torch.float32 and len(positions) == len(slots)
-        reported = [i for i, s in enumerate(slots) if s in self._reporting]
-        changed = self._changed(slots, positions, masks)
+        at, where = np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64)
+        reported = np.flatnonzero(self._reported[at])
+        changed = np.flatnonzero(
+            (self._rows[:, at] >= 0).any(0) | self._biased[at] | (where < self._early[at])
+        )
+        if masks is not None:
+            changed = np.union1d(changed, np.array(masks.rows, dtype=np.int64))
         raw = logits
-        if reported and (changed or len(reported) < len(slots)):
-            raw = logits.index_select(0, self._indices(reported))
+        if len(reported) and (len(changed) or len(reported) < len(slots)):
+            raw = logits.index_select(0, self._upload(reported))
         faulty = None
-        if changed:
-            rows = self._indices(changed)
+        if len(changed):
+            rows = self._upload(changed)
             # What is forbidden may hide a NaN, which says that the model failed.
             bad = ~logits.index_select(0, rows).amax(-1).isfinite()
             faulty = torch.zeros(len(slots), dtype=torch.int32, device=self._device)
             faulty.index_copy_(0, rows, bad.to(torch.int32))
-            self._change(logits, slots, positions, masks)
-        tokens, status = self._draw(logits, slots, positions)
+            self._change(logits, at, where, masks)
+        tokens, status = self._draw(logits, at, where)
         if faulty is not None:
             status = status | faulty
             tokens = torch.where(status == 0, tokens, NO_TOKEN)
-            self._count(tokens, slots)
-        if not reported:
+            self._count(tokens, at)
+        if not len(reported):
             return Sampled(tokens, status)
-        wanted = [self._open[slots[i]].params.logprobs or 0 for i in reported]
-        chosen = tokens if raw is logits else tokens.index_select(0, self._indices(reported))
-        return Sampled(
-            tokens, status, reported, LogprobRows.of(raw, chosen, wanted, self._operators)
-        )
-
-    def _changed(
-        self, slots: Sequence[int], positions: Sequence[int], masks: Masks | None
-    ) -> list[int]:
-        """Rows whose logits are not taken as they are."""
-        rows = set(() if masks is None else masks.rows)
-        if self._changing:
-            for row, slot in enumerate(slots):
-                if slot in self._changing:
-                    state = self._open[slot]
-                    if not state.is_plain or positions[row] < state.early:
-                        rows.add(row)
-        return sorted(rows)
+        wanted = [self._open[slot].params.logprobs or 0 for slot in at[reported].tolist()]
+        chosen = tokens if raw is logits else tokens.index_select(0, self._upload(reported))
+        entries = LogprobRows.of(raw, chosen, wanted, self._operators)
+        return Sampled(tokens, status, reported.tolist(), entries)
 
     def _change(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        masks: Masks | None,
+        self, logits: Tensor, slots: Integers, positions: Integers, masks: Masks | None
     ) -> None:
         """Penalties, then biases, then what forbids tokens, in place."""
-        states = [(row, self._open[slot]) for row, slot in enumerate(slots)
-                  if slot in self._changing]  # fmt: skip
-        self._penalise(logits, [(row, s) for row, s in states if s.counts is not None])
-        biases = [(row, *s.bias) for row, s in states if s.bias is not None]
-        if biases:
-            places = self._places([(row, ids) for row, ids, _ in biases])
-            values = self._upload(np.concatenate([values for *_, values in biases]))
+        self._penalise(logits, slots)
+        biased = np.flatnonzero(self._biased[slots])
+        if len(biased):
+            found = [bias for row in biased if (bias := self._open[slots[row]].bias)]
+            places = self._places(biased, [ids for ids, _ in found])
+            values = self._upload(np.concatenate([values for _, values in found]))
             logits.index_put_(places, logits[places] + values)
-        early = [(row, s.ends) for row, s in states if s.ends and positions[row] < s.early]
-        if early:
+        early = np.flatnonzero(positions < self._early[slots])
+        if len(early):
+            places = self._places(early, [self._open[slots[row]].ends for row in early])
             nothing = torch.full((), -torch.inf, device=self._device)
-            logits.index_put_(self._places(early), nothing)
-        listed = [(row, s.mask) for row, s in states if s.mask is not None]
-        if listed:
-            rows, numbers = (self._indices(part) for part in zip(*listed, strict=True))
-            bits = self._masks.data[0].index_select(0, numbers)
-            self._operators.apply_bitmask(logits, bits, rows)
+            logits.index_put_(places, nothing)
+        numbers = self._rows[_MASKS, slots]
+        listed = np.flatnonzero(numbers >= 0)
+        if len(listed):
+            bits = self._tables[_MASKS].data[0].index_select(0, self._upload(numbers[listed]))
+            self._operators.apply_bitmask(logits, bits, self._upload(listed))
         if masks is not None and masks.rows:
+            rows = self._upload(np.array(masks.rows, dtype=np.int64))
             bits = masks.bits.to(self._device, non_blocking=True)
-            self._operators.apply_bitmask(logits, bits, self._indices(masks.rows))
+            self._operators.apply_bitmask(logits, bits, rows)
 
-    def _penalise(self, logits: Tensor, states: Sequence[tuple[int, _Slot]]) -> None:
-        if not states:
+    def _penalise(self, logits: Tensor, slots: Integers) -> None:
+        numbers = self._rows[_COUNTS, slots]
+        rows = np.flatnonzero(numbers >= 0)
+        if not len(rows):
             return
-        numbers = self._indices([s.counts for _, s in states if s.counts is not None])
-        counts = [part.index_select(0, numbers) for part in self._counts.data]
-        asked = [s.params for _, s in states]
-        rules = self._upload(np.array(
-            [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in asked],
-            dtype=np.float32,
-        ).T.copy())  # fmt: skip
-        no_ids = torch.empty((len(asked), 0), dtype=torch.int64, device=self._device)
-        no_values = torch.empty((len(asked), 0), dtype=torch.float32, device=self._device)
-        if len(asked) == len(logits):
-            self._operators.penalise(logits, *counts, *rules, no_ids, no_values)
+        which = self._upload(numbers[rows])
+        counts = [part.index_select(0, which) for part in self._tables[_COUNTS].data]
+        penalties = self._upload(self._penalties[:, slots[rows]])
+        no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=self._device)
+        no_values = torch.empty((len(rows), 0), dtype=torch.float32, device=self._device)
+        if len(rows) == len(logits):
+            self._operators.penalise(logits, *counts, *penalties, no_ids, no_values)
             return
-        rows = self._indices([row for row, _ in states])
-        part = logits.index_select(0, rows)
-        self._operators.penalise(part, *counts, *rules, no_ids, no_values)
-        logits.index_copy_(0, rows, part)
+        index = self._upload(rows)
+        part = logits.index_select(0, index)
+        self._operators.penalise(part, *counts, *penalties, no_ids, no_values)
+        logits.index_copy_(0, index, part)
 
-    def _draw(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        rules = np.empty((6, len(slots)), dtype=np.int64)
-        rules[:5] = self._rules[:, list(slots)]
-        rules[5] = positions
+    def _draw(self, logits: Tensor, slots: Integers, positions: Integers) -> tuple[Tensor, Tensor]:
+        rules = np.concatenate([self._rules[:, slots], positions[None]])
         if not rules[0].any():
             largest, tokens = logits.max(-1)  # the first of equals
             usable = largest.isfinite()
@@ -332,28 +320,22 @@ class SamplingBatch:
         )
         return tokens, status
 
-    def _count(self, tokens: Tensor, slots: Sequence[int]) -> None:
+    def _count(self, tokens: Tensor, slots: Integers) -> None:
         """Add what was drawn to the counts of the output."""
-        counted = [(row, self._open[slot].counts) for row, slot in enumerate(slots)
-                   if slot in self._changing]  # fmt: skip
-        pairs = [(row, number) for row, number in counted if number is not None]
-        if pairs:
-            rows, numbers = (self._indices(part) for part in zip(*pairs, strict=True))
-            drawn = tokens.index_select(0, rows)
-            counts = self._counts.data[_OUTPUT]
-            places = numbers * self._vocabulary + drawn.clamp_min(0)
+        numbers = self._rows[_COUNTS, slots]
+        rows = np.flatnonzero(numbers >= 0)
+        if len(rows):
+            drawn = tokens.index_select(0, self._upload(rows))
+            counts = self._tables[_COUNTS].data[_OUTPUT]
+            places = self._upload(numbers[rows]) * self._vocabulary + drawn.clamp_min(0)
             counts.view(-1).index_add_(0, places, (drawn >= 0).to(torch.int32))
 
     def _places(
-        self, entries: Sequence[tuple[int, Sequence[int] | Integers]]
+        self, rows: Integers, ids: Sequence[Sequence[int] | Integers]
     ) -> tuple[Tensor, ...]:
         """Rows and columns of the token ids of several rows."""
-        columns = np.concatenate([np.asarray(ids, dtype=np.int64) for _, ids in entries])
-        rows = np.repeat([row for row, _ in entries], [len(ids) for _, ids in entries])
-        return tuple(self._upload(np.stack([rows, columns])))
-
-    def _indices(self, numbers: Sequence[int]) -> Tensor:
-        return self._upload(np.array(numbers, dtype=np.int64))
+        columns = np.concatenate([np.asarray(some, dtype=np.int64) for some in ids])
+        return tuple(self._upload(np.stack([np.repeat(rows, [len(x) for x in ids]), columns])))
 
     def _upload(self, values: "np.ndarray[Any, np.dtype[Any]]") -> Tensor:
         """On the device, without waiting for it."""

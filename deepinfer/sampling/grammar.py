@@ -176,6 +176,8 @@ class Pending:
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, in threads that do not keep the process alive.
 
+    Several threads may ask it.
+
     Special tokens, which have no text, are never allowed inside a grammar.
 
     Args:
@@ -204,6 +206,7 @@ class GrammarCompiler:
         self._compilers: dict[str, Any] = {}
         self._many: Any = None
         self._jobs: OrderedDict[tuple[str, str], _Job] = OrderedDict()
+        self._listing = threading.Lock()
         self._lock = threading.Lock()  # of what is set up once
         self._turn = threading.Semaphore(_AT_A_TIME)
 
@@ -253,13 +256,14 @@ class GrammarCompiler:
         kind = structured.kind
         form = structured.schema if kind == "json_schema" else getattr(structured, kind)
         key = kind, json.dumps(form)
-        if key not in self._jobs:
-            job = self._jobs[key] = _Job(self._seconds, self._clock)
-            threading.Thread(target=self._run, args=(job, kind, form), daemon=True).start()
-        self._jobs.move_to_end(key)
-        while len(self._jobs) > _CACHED:
-            self._jobs.popitem(last=False)
-        return self._jobs[key]
+        with self._listing:
+            if key not in self._jobs:
+                job = self._jobs[key] = _Job(self._seconds, self._clock)
+                threading.Thread(target=self._run, args=(job, kind, form), daemon=True).start()
+            self._jobs.move_to_end(key)
+            while len(self._jobs) > _CACHED:
+                self._jobs.popitem(last=False)
+            return self._jobs[key]
 
     def _run(self, job: _Job, kind: str, form: Any) -> None:
         with self._turn:

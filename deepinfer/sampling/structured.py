@@ -7,6 +7,7 @@ the library that enforces it.
 import dataclasses
 import difflib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self
@@ -90,7 +91,9 @@ class StructuredOutput:
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:
-    raise RequestError(f"structured.{name} = {value!r:.200}: expected {expected}")
+    shown = reprlib.Repr()  # plain repr fails on what is nested too deeply
+    shown.maxstring = 100
+    raise RequestError(f"structured.{name} = {shown.repr(value)}: expected {expected}")
 
 
 def _check_text(name: str, text: object) -> None:
