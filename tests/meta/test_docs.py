@@ -11,7 +11,7 @@ DOCUMENTED = re.compile(r"^([a-z][a-z-]*):.*## \S", re.MULTILINE)
 INLINE = re.compile(r"`(make(?: [^`]*)?)`")
 BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
+PAGES = ("README.md", "docs/engine.md", "CONTRIBUTING.md", "docs/architecture.md")
 
 
 def mentioned_targets(page: str) -> set[str]:
