@@ -73,17 +73,28 @@ class _Form:
         regex: regular expression that the whole text must match.
         ebnf: grammar that the text must follow, or @FILE with one; rules like root ::= "a" | "b".
         choice: a text that may come; may be given several times.
+        after_thinking: the prompt leaves the model thinking, and the form begins after its end of
+            thinking. In a conversation --thinking says so.
     """
 
     json_schema: str | None = None
     regex: Text | None = None
     ebnf: str | None = None
     choice: Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)] = None
+    after_thinking: Annotated[bool, Switch] = False
 
-    def add_to(self, sampling: SamplingParams, after_thinking: bool) -> SamplingParams:
+    @property
+    def is_given(self) -> bool:
+        """Whether there is any."""
+        return any((self.json_schema, self.regex, self.ebnf, self.choice))
+
+    def add_to(self, sampling: SamplingParams) -> SamplingParams:
         """The parameters with this form."""
         given = {name: value for name, value in self.__dict__.items() if value is not None}
+        after_thinking = given.pop("after_thinking")
         if not given:
+            if after_thinking:
+                raise RequestError("after_thinking is about a form; give one, like json_schema")
             return sampling
         for name in given.keys() & {"json_schema", "ebnf"}:
             given[name] = _text_or_file(name, given[name])
@@ -113,7 +124,6 @@ def generate(
     prompt_file: Text | None = None,
     sampling: Sampling = _TerminalSampling(),
     form: Form = _Form(),
-    after_thinking: Annotated[bool, Switch] = False,
     echo: Annotated[bool, Switch] = False,
     as_json: Json = False,
 ) -> int:
@@ -127,8 +137,6 @@ def generate(
         Token ids to continue, like 0,5,9, or @FILE with such a list.
     prompt_file:
         File whose text to continue, - for standard input.
-    after_thinking:
-        The prompt leaves the model thinking, and the form begins after its end of thinking.
     echo:
         Show the prompt before the reply.
     as_json:
@@ -137,9 +145,8 @@ def generate(
     from deepinfer.commands.generate import generate as run
 
     return run(
-        options, form.add_to(sampling, after_thinking), prompt=prompt,
-        prompt_token_ids=prompt_token_ids, prompt_file=prompt_file, echo=echo,
-        as_json=as_json,
+        options, form.add_to(sampling), prompt=prompt, prompt_token_ids=prompt_token_ids,
+        prompt_file=prompt_file, echo=echo, as_json=as_json,
     )  # fmt: skip
 
 
@@ -169,9 +176,11 @@ def chat(
     """
     from deepinfer.commands.chat import chat as run
 
+    if form.after_thinking:
+        raise RequestError("after_thinking is for prompts; a conversation takes --thinking")
     return run(
         options,
-        form.add_to(sampling, thinking),
+        replace(form, after_thinking=form.is_given and thinking).add_to(sampling),
         messages=message or [],
         system=system,
         thinking=thinking,
