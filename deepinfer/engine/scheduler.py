@@ -159,12 +159,12 @@ class Scheduler:
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End all sequences of a request now; those that had not ended before."""
-        gone = self._requests.get(request_id, [])[::-1]
+        gone = list(self._requests.get(request_id, []))
         for sequence in gone:
             sequence.ended_by = "abort"
             self.finish(sequence)
         self.counters.aborted += len(gone)
-        return gone[::-1]
+        return gone
 
     def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
         """End one sequence, for whatever reason its owner has.
@@ -246,7 +246,7 @@ class Scheduler:
         self._launching = None
         for row in plan.rows:
             if row.sequence.state is State.RUNNING:
-                self._requeue(row.sequence, keep=False)
+                self._requeue(row.sequence)
         self.manager.tree.clear()
 
     def _check(self, first: Sequence, count: int) -> None:
@@ -282,10 +282,10 @@ class Scheduler:
             self.manager.retire(blocks, sequence.tokens, sequence.computed, sequence.extra_keys)
         else:
             self.manager.free(blocks)
-        sequence.computed = sequence.cut = sequence.kept = 0
+        sequence.computed = 0
 
-    def _requeue(self, sequence: Sequence, keep: bool) -> None:
-        self._release(sequence, keep)
+    def _requeue(self, sequence: Sequence) -> None:
+        self._release(sequence, keep=True)
         sequence.preemptions += 1
         self.counters.preempted += 1
         self._queue(sequence)
@@ -298,7 +298,7 @@ class Scheduler:
             return
         live = [s for group in self._requests.values() for s in group if s.expires is not None]
         gone = [s for s in live if s.expires is not None and s.expires <= now]
-        for sequence in reversed(gone):
+        for sequence in gone:
             sequence.ended_by = "deadline"
             self.finish(sequence)
         plan.ended = gone
@@ -355,7 +355,6 @@ class Scheduler:
             return False
         self._held.discard(sibling)
         self._run(sibling, blocks, prompt - 1)
-        sibling.kept = leader.kept
         plan.copies.extend(copies)
         self.counters.forked += 1
         return True
@@ -383,7 +382,7 @@ class Scheduler:
                     rows.append(PlannedRows(sequence, start, 1, True, start >= known))
                 else:
                     needy.append(sequence)
-        for sequence in sorted(needy, key=_rank):
+        for sequence in needy:
             start, known = sequence.computed, len(sequence.tokens)
             if self._make_room(sequence, start + 1, plan):
                 rows.append(PlannedRows(sequence, start, 1, True, start >= known))
@@ -408,7 +407,7 @@ class Scheduler:
                 return True
             except OutOfPages:
                 victim = max(self.running, key=_rank)
-                self._requeue(victim, keep=True)
+                self._requeue(victim)
                 plan.preempted.append(victim)
         return False
 

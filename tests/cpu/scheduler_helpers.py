@@ -23,7 +23,8 @@ class Setting:
     checkpoints: int = 4
     tokens: int = 16
     queue: int = 1000
-    interval: int = 8
+    interval: int = 100
+    spare_slots: int = 0
     overlap: bool = False
 
 
@@ -45,7 +46,7 @@ class World:
 
     def __post_init__(self) -> None:
         s = self.setting
-        slots = s.max_num_seqs + s.checkpoints
+        slots = s.max_num_seqs + s.checkpoints + s.spare_slots
         self.manager = KVManager(s.pages, slots, s.page_tokens, s.checkpoints)
         limits = SchedulerLimits(s.max_num_seqs, s.tokens, s.queue, s.interval)
         self.scheduler = Scheduler(limits, self.manager, lambda: self.now)
@@ -54,17 +55,23 @@ class World:
         self.launched: list[tuple[StepPlan, dict[Sequence, int]]] = []
 
     def audit(self) -> None:
-        live = [(s.blocks, s.computed) for s in self.scheduler.running if s.blocks is not None]
-        audit(self.manager, live)
+        running = self.scheduler.running
+        audit(self.manager, [(s.blocks, s.computed) for s in running if s.blocks is not None])
         waiting = self.scheduler.waiting
         assert [s.rank for s in waiting] == sorted(s.rank for s in waiting)
         assert all(s.state is State.WAITING and s.blocks is None for s in waiting)
-        assert all(s.state is State.RUNNING for s in self.scheduler.running)
-        assert len(self.scheduler.running) <= self.setting.max_num_seqs
+        assert not any(s.computed for s in waiting)
+        assert all(s.state is State.RUNNING for s in running)
+        assert len(running) <= self.setting.max_num_seqs
+        live = [s for group in self.scheduler._requests.values() for s in group]
+        assert self.scheduler._held == {s for s in live if s.state is State.HELD}
 
     def step(self) -> StepPlan:
         """Plan and launch a step, then read the oldest one that is due."""
+        waiting = list(self.scheduler.waiting)
         plan = self.scheduler.plan()
+        came_in = any(sequence.state is State.RUNNING for sequence in waiting)
+        assert not (came_in and plan.preempted), "in and out at once"
         self.ended += plan.ended
         self.preempted += len(plan.preempted)
         self.launch(plan)

@@ -1,6 +1,7 @@
 """The cache's books against a device made of lists: everybody reads what was computed for them."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +25,7 @@ class Live:
         tokens: its ids, prompt and more; extra: keys of its first pages.
         computed: how many of them the device has; most: how many it had at most.
         kept: up to where others may share its pages.
+        floor: depth of the checkpoint in its past: what was before is not in its slot.
     """
 
     blocks: SequenceBlocks
@@ -32,6 +34,7 @@ class Live:
     computed: int
     most: int
     kept: int
+    floor: int
 
 
 class Walk:
@@ -90,7 +93,7 @@ class Walk:
         assert (opened.cached_tokens, opened.blocks.pages) == (depth, pages)
         assert depth <= opened.known_tokens < len(tokens)
         self.device.copy(opened.copies)
-        self.live.append(Live(opened.blocks, tokens, extra, depth, depth, depth))
+        self.live.append(Live(opened.blocks, tokens, extra, depth, depth, depth, depth))
         self.check(self.live[-1])
         self.opened += 1
         self.hits += depth > 0
@@ -117,11 +120,12 @@ class Walk:
         target = min(one.computed + self.rng.randint(1, 4), self.manager.pages * 3)
         missing = self.manager.pages_for(target) - len(one.blocks.pages)
         before, available = list(one.blocks.pages), self.manager.available_pages
+        cached = list(self.manager.tree.nodes())
         if missing > available:
             with pytest.raises(OutOfPages):
                 self.manager.reserve(one.blocks, target)
             assert one.blocks.pages == before
-            assert self.manager.available_pages == available
+            assert list(self.manager.tree.nodes()) == cached
             return
         self.manager.reserve(one.blocks, target)
         while len(one.tokens) < target:
@@ -143,7 +147,7 @@ class Walk:
 
     def fork(self, one: Live) -> None:
         size = self.manager.page_tokens
-        count = max(one.computed - self.rng.randint(0, 1), one.most - TAKEN_BACK, 0)
+        count = max(one.computed - self.rng.randint(0, 1), one.most - TAKEN_BACK, one.floor)
         fits = len(self.live) < self.sequences and (
             count % size == 0 or self.manager.available_pages > 0
         )
@@ -156,7 +160,7 @@ class Walk:
         full = count // size * size
         one.kept = max(one.kept, full)
         tokens = one.tokens[: count + 1]
-        self.live.append(Live(blocks, tokens, list(one.extra), count, one.most, full))
+        self.live.append(Live(blocks, tokens, list(one.extra), count, one.most, full, one.floor))
         self.check(self.live[-1])
 
     def roll_back(self, one: Live) -> None:
@@ -169,8 +173,9 @@ class Walk:
     def end(self, one: Live) -> None:
         self.live.remove(one)
         if self.rng.random() < 0.8:
-            # Told of one token more than is known, as when a step is under way; or of less.
-            self.manager.retire(one.blocks, one.tokens, one.computed, one.extra)
+            # The last tokens may not be known yet.
+            known = max(one.computed - self.rng.choice([0, 0, 1, 2, 5]), one.floor)
+            self.manager.retire(one.blocks, one.tokens[:known], one.computed, one.extra)
         else:
             self.manager.free(one.blocks)
         if self.rng.random() < 0.02:
@@ -206,3 +211,126 @@ def test_random_walks_that_shrink(rng: random.Random) -> None:
     for _ in range(40):
         walk.step()
     walk.finish()
+
+
+# --- one rule at a time; a page is four tokens ---
+
+
+def kept(manager: KVManager) -> list[int]:
+    """Depths of all checkpoints."""
+    return sorted(node.depth for node in manager.tree.nodes() if node.slot >= 0)
+
+
+def computed(manager: KVManager, tokens: list[int]) -> SequenceBlocks:
+    """A sequence that has computed all of `tokens`."""
+    blocks = manager.open(tokens).blocks
+    manager.reserve(blocks, len(tokens))
+    return blocks
+
+
+def test_reasons_of_misses() -> None:
+    manager = KVManager(16, 4, 4, 2)
+    misses = manager.tree.counters.misses
+    for tokens, reason in (
+        ([1], "too_short"),
+        ([1] * 4, "too_short"),  # one of its tokens has to be computed
+        ([1] * 5, "empty"),
+        ([2] * 5, "diverged"),
+        ([1] * 5, "no_checkpoint"),
+    ):
+        before = misses.get(reason, 0)
+        blocks = computed(manager, tokens)
+        assert misses[reason] == before + 1, (tokens, reason)
+        if reason == "empty":
+            manager.tree.insert(tokens, (), blocks.pages[:1])
+        manager.free(blocks)
+    manager.free(manager.open([1] * 5, reuse=False).blocks)
+    assert misses["disabled"] == 1
+    manager.retire(computed(manager, [1] * 5), [1] * 5, 5)
+    assert manager.open([1] * 5).cached_tokens == 4
+    assert (manager.tree.counters.hits, manager.tree.counters.tokens_reused) == (1, 4)
+
+
+def test_a_new_sequence_must_leave_the_spare_pages() -> None:
+    manager = KVManager(4, 2, 4, 0)
+    with pytest.raises(OutOfPages, match="5 cache pages wanted, 4 of 4 available"):
+        manager.open([1] * 9, spare=2)
+    assert manager.open([1] * 9, spare=1).blocks.pages == []
+
+
+def test_slots_for_checkpoints_are_not_for_sequences() -> None:
+    manager = KVManager(4, 3, 4, 2)
+    blocks = manager.open([1]).blocks
+    with pytest.raises(OutOfPages, match="all 1 state slots for sequences are in use"):
+        manager.open([1])
+    with pytest.raises(OutOfPages, match="all 1 state slots"):
+        manager.fork(blocks, 0)
+
+
+@pytest.mark.parametrize(("known", "depth"), [(12, 12), (11, 8), (8, 8), (7, None), (0, None)])
+def test_a_slot_serves_for_a_border_that_is_a_page_behind_at_most(
+    known: int, depth: int | None
+) -> None:
+    manager = KVManager(4, 2, 4, 1)
+    manager.retire(computed(manager, [1] * 12), [1] * known, 12)
+    assert kept(manager) == ([] if depth is None else [depth])
+    audit(manager, [])
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_keeping_what_is_kept_already_counts_as_use(running: bool) -> None:
+    """And makes no second checkpoint of it."""
+    manager = KVManager(16, 4, 4, 2)
+    for token in (1, 2):
+        manager.retire(computed(manager, [token] * 4), [token] * 4, 4)
+    blocks = computed(manager, [1] * 4)
+    if running:
+        assert manager.checkpoint(blocks, [1] * 4, 4) is None
+        manager.free(blocks)
+    else:
+        manager.retire(blocks, [1] * 4, 4)
+    audit(manager, [])
+    manager.tree.evict()
+    assert manager.open([1] * 5).cached_tokens == 4
+
+
+def test_a_sequence_is_closed_once() -> None:
+    manager = KVManager(4, 2, 4, 1)
+    blocks = computed(manager, [1] * 5)
+    manager.retire(blocks, [1] * 5, 5)
+    assert blocks == SequenceBlocks(-1)
+    for close in (manager.free, lambda gone: manager.retire(gone, [1] * 5, 5)):
+        with pytest.raises(AssertionError, match="closed"):
+            close(blocks)
+
+
+def test_nobody_is_taken_back_into_a_shared_page() -> None:
+    manager = KVManager(4, 2, 4, 1)
+    blocks = computed(manager, [1] * 9)
+    manager.checkpoint(blocks, [1] * 9, 8)
+    manager.roll_back(blocks, 8)
+    assert len(blocks.pages) == 2
+    with pytest.raises(AssertionError, match="would be written to"):
+        manager.roll_back(blocks, 7)
+
+
+def test_the_audit_finds_what_is_wrong() -> None:
+    def broken(message: str, harm: Callable[[KVManager, SequenceBlocks], object]) -> None:
+        manager = KVManager(8, 4, 4, 2)
+        manager.retire(computed(manager, [2] * 9), [2] * 9, 9)
+        blocks = computed(manager, [1] * 9)
+        audit(manager, [(blocks, 9)])
+        harm(manager, blocks)
+        with pytest.raises(AssertionError, match=message):
+            audit(manager, [(blocks, 9)])
+
+    broken("holders", lambda manager, blocks: blocks.pages.pop())
+    broken("page twice", lambda manager, blocks: blocks.pages.append(blocks.pages[0]))
+    broken("holders", lambda manager, blocks: manager.allocator.share(blocks.pages[0]))
+    broken("holders", lambda manager, blocks: manager.allocator.release(blocks.pages[0]))
+    broken("slots", lambda manager, blocks: manager.allocator.take_slot())
+    broken("slots", lambda manager, blocks: manager.allocator.give_slot(blocks.slot))
+    broken("is shared", lambda manager, blocks: manager.tree.insert([1] * 12, (), blocks.pages))
+    broken("tokens in", lambda manager, blocks: manager.roll_back(blocks, 8))
+    broken("idle", lambda manager, blocks: manager.tree._idle.popitem())
+    broken("checkpoints", lambda manager, blocks: manager.tree._owners.popitem())

@@ -28,7 +28,7 @@ class Cache:
         """A sequence computes `text`, leaves it in the tree, with its slot or without, and ends."""
         blocks = self.compute(text)
         node = self.tree.insert(ids(text), (), blocks.pages)
-        if state:
+        if state and node.slot < 0:
             self.tree.adopt(node, blocks.slot)
         else:
             self.allocator.give_slot(blocks.slot)
@@ -151,13 +151,14 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
 
 def test_a_hit_counts_as_use() -> None:
     cache = Cache()
-    cache.keep("aaaa")
-    cache.keep("bbbb")
-    match = cache.tree.match(ids("aaaa"), (), 4)
+    cache.keep("aaaabbbb")
+    cache.keep("cccc")
+    match = cache.tree.match(ids("aaaabbbb"), (), 8)
     cache.tree.use(match)
     cache.tree.release(match.pages)
-    cache.tree.evict()
-    assert cache.held() == {"aaaa"}
+    for left in ({"aaaa", "aaaabbbb"}, {"aaaa"}):
+        cache.tree.evict()
+        assert cache.held() == left
 
 
 def test_pages_in_use_are_not_evicted() -> None:
@@ -201,16 +202,51 @@ def test_the_least_recently_used_checkpoint_goes_first() -> None:
         cache.tree.adopt(first, 7)
 
 
-def test_pages_that_lead_to_no_checkpoint_any_more_go_first() -> None:
-    cache = Cache(checkpoints=3)
-    cache.keep("aaaabbbbcccc")
-    cache.keep("aaaa")
-    cache.keep("dddd")
+def test_a_checkpoint_that_is_made_again_counts_as_used() -> None:
+    cache = Cache()
+    first, second = cache.keep("aaaa"), cache.keep("bbbb")
+    assert cache.keep("aaaa") is first
     cache.tree.evict_checkpoint()
-    assert cache.found("aaaabbbbcccc") == (4, 12)
-    cache.tree.evict()
-    cache.tree.evict()
-    assert cache.held() == {"aaaa", "dddd"}
+    assert first.slot >= 0
+    assert second.slot < 0
+
+
+def order_after_losing(kept: str, *others: str) -> list[str]:
+    """Last pages in the order in which they go, `kept` being used last and losing its checkpoint.
+
+    "d" is the page that was used least recently.
+    """
+    cache = Cache()
+    blocks = cache.compute(kept)
+    node = cache.tree.insert(ids(kept), (), blocks.pages)
+    cache.tree.adopt(node, blocks.slot)
+    for text in ("dddd", *others):
+        cache.keep(text)
+    cache.tree.release(blocks.pages)
+    cache.tree.evict_checkpoint()
+    assert node.slot < 0
+    order = []
+    while cache.tree.idle_pages:
+        before = cache.held()
+        cache.tree.evict()
+        order.append("".join(sorted(text[-1] for text in before - cache.held())))
+    return order
+
+
+def test_pages_that_lead_to_no_checkpoint_any_more_go_first() -> None:
+    assert order_after_losing("aaaabbbbcccc") == ["c", "b", "a", "d"]
+
+
+@pytest.mark.parametrize(
+    ("others", "order"),
+    [
+        (["aaaa"], ["c", "b", "d", "a"]),  # up to a checkpoint
+        (["aaaabbbbxxxx"], ["c", "d", "x", "b", "a"]),  # up to a branch
+        (["aaaabbbbccccxxxx"], ["d", "x", "c", "b", "a"]),  # it leads to one itself
+    ],
+)
+def test_pages_that_lead_to_another_checkpoint_stay(others: list[str], order: list[str]) -> None:
+    assert order_after_losing("aaaabbbbcccc", *others) == order
 
 
 def test_clear_forgets_everything_and_takes_nothing_from_sequences() -> None:

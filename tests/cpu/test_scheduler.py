@@ -6,6 +6,7 @@ audited after every step.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -175,18 +176,13 @@ def test_who_needs_every_row_reuses_nothing() -> None:
     assert world.manager.tree.counters.misses["disabled"] == 1
 
 
-def test_reasons_of_misses() -> None:
-    world = World(Setting(tokens=32))
-    for prompt in (ids(3), ids(9), ids(9, 50), [*ids(5), 9, 9, 9, 9]):
-        world.add("a", prompt, 1)
+def test_without_checkpoints_nothing_is_kept() -> None:
+    world = World(Setting(checkpoints=0))
+    for _ in range(2):
+        world.add("a", ids(9), 1)
         world.drain()
-    misses = {"too_short": 1, "empty": 1, "diverged": 1, "no_checkpoint": 1}
-    assert world.manager.tree.counters.misses == misses
-    without = World(Setting(checkpoints=0))
-    without.add("a", ids(9), 1)
-    without.drain()
-    assert without.manager.tree.counters.misses == {"disabled": 1}
-    assert without.manager.allocator.free_pages == without.setting.pages
+    assert world.manager.tree.counters.misses == {"disabled": 2}
+    assert world.manager.allocator.free_pages == world.setting.pages
 
 
 # --- several sequences of one request ---
@@ -216,6 +212,28 @@ def test_who_finds_no_slot_waits_and_reuses_the_prompt() -> None:
     assert world.scheduler.counters.forked == 1
     assert [sequence.cached_tokens for sequence in group] == [0, 0, 8, 8]
     assert all(s.tokens == expected(ids(10), s.index, 6) for s in group)
+
+
+def test_a_group_runs_no_more_sequences_than_allowed() -> None:
+    world = World(Setting(tokens=32, pages=32, max_num_seqs=2, spare_slots=5))
+    world.add_group("a", ids(10), 6, n=4)
+    world.drain()
+    assert world.scheduler.counters.forked == 1
+
+
+def test_a_group_keeps_its_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Setting(tokens=32, pages=32))
+    kept = []
+    checkpoint = world.manager.checkpoint
+
+    def spy(blocks: Any, tokens: Any, depth: int, *args: Any, **options: Any) -> Any:
+        kept.append(depth)
+        return checkpoint(blocks, tokens, depth, *args, **options)
+
+    monkeypatch.setattr(world.manager, "checkpoint", spy)
+    world.add_group("a", ids(10), 6, n=4)
+    world.drain()
+    assert kept == [8]
 
 
 def test_a_group_does_not_overtake_who_has_waited_longer() -> None:
@@ -291,6 +309,48 @@ def test_who_made_way_comes_back_when_others_have_room_to_grow() -> None:
     world.drain()
     assert second.preemptions == 1
     assert second.tokens == expected(ids(15, 50), 0, 12)
+
+
+def test_who_made_way_leaves_a_page_to_each_of_the_others() -> None:
+    """Its own pages are free when c ends, but a would take one of them back two tokens later."""
+    world = World(Setting(pages=8, tokens=64, checkpoints=0))
+    first = world.add("a", ids(12), 8)
+    world.add("c", ids(8, 100), 2)
+    second = world.add("b", ids(12, 50), 8)
+    world.step()
+    assert world.step().preempted == [second]
+    while first.state is not State.ENDED:
+        assert second.state is State.WAITING
+        world.step()
+    world.drain()
+    assert second.preemptions == 1
+
+
+@pytest.mark.parametrize("common", [8, 24], ids=["when it comes in", "later"])
+def test_pages_that_a_running_prompt_still_needs_are_not_given_away(common: int) -> None:
+    """a stops where it parts from an earlier prompt; what it leaves for now would do for b."""
+    world = World(Setting(pages=15, tokens=16))
+    world.add("old", ids(common + 6), 1)
+    world.drain()
+    world.add("a", [*ids(common), *ids(45 - common, 50)], 2)
+    world.add("b", ids(16, 100), 2)
+    rows = []
+    while ("a", common, 16) not in rows:
+        rows += planned(world.step())
+    assert {name for name, _, _ in rows} == {"a"}
+    world.drain()
+    assert world.preempted == 0
+
+
+def test_prompts_under_way_go_on_in_their_order() -> None:
+    world = World(Setting(pages=32, tokens=16))
+    world.add("old", ids(14), 1)
+    world.drain()
+    world.add("a", [*ids(8), *ids(20, 50)], 2)
+    world.add("b", ids(16, 100), 2)
+    assert planned(world.step()) == [("a", 0, 8), ("b", 0, 8)]
+    assert planned(world.step()) == [("a", 8, 16)]
+    assert planned(world.step()) == [("a", 24, 4), ("b", 8, 8)]
 
 
 def test_an_answer_goes_on_after_making_way_from_where_it_was_kept() -> None:

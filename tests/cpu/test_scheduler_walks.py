@@ -26,6 +26,7 @@ def random_setting(rng: random.Random) -> Setting:
         tokens=rng.randint(sequences, sequences + 12),
         queue=rng.choice([3, 100]),
         interval=rng.choice([1, 4, 8]),
+        spare_slots=rng.randint(0, 1),
         overlap=rng.random() < 0.5,
     )
 
