@@ -5,10 +5,10 @@ alone is no place to go on from: window keys, open groups and the n-gram history
 needed too. They are in a state slot, so only a node that owns a slot, a *checkpoint*, can be hit.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 
 from deepinfer.kv.blocks import BlockAllocator
 
@@ -25,11 +25,11 @@ def page_keys(
         tokens: ids of at least `pages` * `page_tokens` tokens, in [0, 2^31).
         extra_keys: one for each page that has one; () for the pages after them.
     """
-    packed = array("i", tokens[: pages * page_tokens])
-    text, size = packed.tobytes(), packed.itemsize * page_tokens
+    pack = Struct(f"{page_tokens}i").pack
     for number in range(pages):
+        first = number * page_tokens
         extra = extra_keys[number] if number < len(extra_keys) else ()
-        yield text[number * size : (number + 1) * size], extra
+        yield pack(*tokens[first : first + page_tokens]), extra
 
 
 class Node:
