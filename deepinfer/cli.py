@@ -58,8 +58,9 @@ class _TerminalSampling(SamplingParams):
 
     max_tokens: int | None = 128
     logit_bias: Annotated[
-        tuple[str, ...], Parameter(converter=_biases, n_tokens=1, consume_multiple=False)
-    ] = ()  # type: ignore[assignment]
+        tuple[tuple[int, float], ...],
+        Parameter(converter=_biases, n_tokens=1, consume_multiple=False, negative=""),
+    ] = ()
     structured: Annotated[StructuredOutput | None, Parameter(parse=False, show=False)] = None
 
 

@@ -125,6 +125,8 @@ def chat(
     recipe()  # what is missing shows before a long load
     if sampling.stop:
         raise RequestError("chat takes no --stop: a reply is shown token by token")
+    if sampling.n > 1 or not sampling.skip_special_tokens:
+        raise RequestError("chat shows one reply without special tokens; use generate")
     if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
         raise RequestError("chat shows no log-probabilities; use generate")
     llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)

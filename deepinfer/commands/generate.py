@@ -69,9 +69,10 @@ def _summary(reply: RequestOutput, speed: Speed) -> str:
     usage = reply.usage
     rate = speed.decode_tokens_per_s
     shown = "" if rate is None else f", then {rate:.1f} tokens/s"
+    reasons = ", ".join(dict.fromkeys(output.finish_reason for output in reply.outputs))
     return (
         f"[{usage.prompt_tokens} prompt + {usage.completion_tokens} generated tokens, "
-        f"{reply.outputs[0].finish_reason}; first token after {speed.first_token_s:.2f} s{shown}]"
+        f"{reasons}; first token after {speed.first_token_s:.2f} s{shown}]"
     )
 
 
@@ -98,7 +99,7 @@ def generate(
     for number, chunk in enumerate(llm.chunks(request)):
         if number == 0:
             first = time.perf_counter()
-        if not as_json:
+        if not as_json and sampling.n == 1:
             _show(out, chunk.text)
     spent = time.perf_counter() - first
     reply = request.output()
@@ -107,10 +108,12 @@ def generate(
     if as_json:
         out.write(json.dumps({**reply.to_dict(), "speed": speed.__dict__}) + "\n")
     else:
-        out.write("\n")
+        # Several texts at once would be mixed up, so they are shown one after the other.
+        texts = [f"[{x.index}] {x.text}" for x in reply.outputs] if sampling.n > 1 else [""]
+        out.write("\n".join(texts) + "\n")
         out.flush()
         sys.stderr.write(_summary(reply, speed) + "\n")
-    return 1 if reply.outputs[0].finish_reason == "error" else 0
+    return 1 if any(x.finish_reason == "error" for x in reply.outputs) else 0
 
 
 def _show(out: TextIO, text: str) -> None:

@@ -149,6 +149,41 @@ def test_options_reach_the_engine(run: Run) -> None:
     assert first == pytest.approx(second, abs=0.5)
 
 
+def test_sampling_options_have_their_effect(run: Run) -> None:
+    """Penalties, biases, allowed and banned tokens, several replies."""
+    base = (*GENERATE, *PROMPT, "--ignore-eos", "--temperature", 0, "--json")
+    plain = json.loads(run(*base).out)["token_ids"]
+    ids = ("--allowed-token-ids", 70, "--allowed-token-ids", 71, "--banned-token-ids", 71)
+    assert json.loads(run(*base, *ids).out)["token_ids"] == [70] * 6
+    for option, value in (("--logit-bias", f"{plain[0]}=-100"), ("--banned-token-ids", plain[0])):
+        assert plain[0] not in json.loads(run(*base, option, value).out)["token_ids"]
+    biases = ("--logit-bias", "99=100", "--logit-bias", "98=-5", "--presence-penalty", 2)
+    assert json.loads(run(*base, *biases).out)["token_ids"] == [99] * 6
+    several = json.loads(run(*base, "--n", 2).out)
+    assert [output["token_ids"] for output in several["outputs"]] == [plain, plain]
+    shown = run(*GENERATE, *PROMPT, "--ignore-eos", "--temperature", 0, "--n", 2)
+    text = several["outputs"][0]["text"]
+    assert (shown.status, shown.out) == (0, f"[0] {text}\n[1] {text}\n")
+    assert "12 generated tokens, length;" in shown.err
+
+
+def test_forms_of_the_text(run: Run, tmp_path: Path) -> None:
+    """Each in its option, grammars and schemas from files too."""
+    (tmp_path / "form").write_text('root ::= "b" "!"?', encoding="utf-8")
+    (tmp_path / "schema").write_text('{"enum": [37]}', encoding="utf-8")
+    options = ("generate", "MODEL", "--threads", 1, *PROMPT, "--seed", 1, "--max-tokens", 30)
+    for form, texts in (
+        (("--choice", "yes", "--choice", "-no"), {"yes", "-no"}),
+        (("--regex", "a{3}"), {"aaa"}),
+        (("--ebnf", f"@{tmp_path / 'form'}"), {"b", "b!"}),
+        (("--json-schema", f"@{tmp_path / 'schema'}"), {"37"}),
+        (("--json-schema", '{"const": null}'), {"null"}),
+    ):
+        reply = json.loads(run(*options, *form, "--json").out)
+        assert reply["text"] in texts
+        assert reply["finish_reason"] == "stop"
+
+
 SCRIPT = "n\u00e9 \u6f22\u5b57 \U0001f642!"
 
 
@@ -235,6 +270,16 @@ def assert_refused(result: Result, *words: str) -> None:
         ((*PROMPT, "--seed", "-1"), ["seed = -1"]),
         ((*PROMPT, "--stop", ""), ["stop"]),
         ((*PROMPT, "--stop-token-ids", "512"), ["stop_token_ids", "512"]),
+        ((*PROMPT, "--allowed-token-ids", "512"), ["allowed_token_ids", "512"]),
+        ((*PROMPT, "--logit-bias", "5"), ["--logit-bias '5'", "ID=BIAS"]),
+        ((*PROMPT, "--logit-bias", "5=x"), ["--logit-bias '5=x'", "ID=BIAS"]),
+        ((*PROMPT, "--logit-bias", "5=101"), ["logit_bias", "[-100, 100]"]),
+        ((*PROMPT, "--regex", "a", "--choice", "b"), ["regex and choice given"]),
+        ((*PROMPT, "--regex", "(?=a)"), ["structured.regex", "not supported"]),
+        ((*PROMPT, "--json-schema", "{"), ["structured.json_schema", "JSON schema"]),
+        ((*PROMPT, "--ebnf", "@/no/such/file"), ["/no/such/file", "cannot be read"]),
+        ((*PROMPT, "--ebnf", "root ::= x"), ["cannot be compiled", "x"]),
+        ((*PROMPT, "--after-thinking"), ["after_thinking", "json_schema"]),
         ((*PROMPT, "--frobnicate", "1"), ["--frobnicate"]),
         ((*PROMPT, "--dtype", "float16"), ["float16", "bfloat16"]),
         ((*PROMPT, "--page-tokens", "7"), ["page_tokens = 7"]),
