@@ -7,8 +7,9 @@ same tokens.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -22,13 +23,14 @@ from deepinfer.engine.request import Completion, Request
 from deepinfer.engine.runner import ForwardRows, Runner
 from deepinfer.engine.scheduler import PlannedRows, Scheduler, SchedulerLimits, StepPlan
 from deepinfer.engine.sequence import Sequence
-from deepinfer.errors import ConfigError
-from deepinfer.kv.blocks import SlotCopy
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.kv.blocks import PageCopy, SlotCopy
 from deepinfer.kv.manager import KVManager
 from deepinfer.log import logger
 from deepinfer.model.transformer import Transformer
-from deepinfer.sampling.batch import Masks, SamplingBatch
+from deepinfer.sampling.batch import Drawn, Masks, SamplingBatch
 from deepinfer.sampling.grammar import GrammarCompiler
+from deepinfer.sampling.logprobs import TokenLogprobs
 
 # Tokens of a long prompt between the checkpoints that a hit can go on from.
 CHECKPOINT_INTERVAL = 2048
@@ -59,22 +61,28 @@ class Engine:
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens,
                                  config.max_queue, CHECKPOINT_INTERVAL)  # fmt: skip
         self.scheduler = Scheduler(limits, self.manager, clock)
-        self.sampler = SamplingBatch(
-            config.state_slots, model.config.vocab_size, model.config.eos_token_id,
-            self.runner.device, model.precision.operators,
-        )  # fmt: skip
+        self.sampler = self._new_sampler()
         self.metrics = Metrics()
         self._log = StepLog(config.log_interval, clock())
         self._eos = model.config.eos_token_id
         self._completions: dict[Sequence, Completion] = {}
         self._open: dict[int, Completion] = {}  # whom the sampler knows by slot
         self._in_flight: list[Flight] = []
+        self._outbox: list[StreamChunk] = []  # what the step under way has to tell
+        self._torn = False
         self._recording: Recording | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether any request has not ended, or a step is under way."""
-        return self.scheduler.has_work or bool(self._in_flight)
+        return bool(self._completions or self._in_flight or self._outbox)
+
+    def _new_sampler(self) -> SamplingBatch:
+        model = self.runner.model
+        return SamplingBatch(
+            self.config.state_slots, model.config.vocab_size, model.config.eos_token_id,
+            self.runner.device, model.precision.operators,
+        )  # fmt: skip
 
     def add(self, request: Request) -> None:
         """Queue a checked request.
@@ -82,16 +90,58 @@ class Engine:
         Raises:
             RequestError: the queue is full, or the request can never fit; nothing is queued then.
         """
-        self.scheduler.add(*(completion.sequence for completion in request.completions))
-        request.arrival_s = self.clock()
-        for completion in request.completions:
-            self._completions[completion.sequence] = completion
+        try:
+            with self._whole():
+                self.scheduler.add(*(completion.sequence for completion in request.completions))
+                request.arrival_s = self.clock()
+                self._completions.update({c.sequence: c for c in request.completions})
+        except RequestError:
+            self._torn = False  # it was refused before anything was changed
+            raise
 
     def abort(self, request_id: str) -> list[StreamChunk]:
         """End a request now; the last chunks of its replies that had not ended."""
-        chunks = [self._ended(sequence) for sequence in self.scheduler.abort(request_id)]
-        self._settle()
+        with self._whole():
+            for sequence in self.scheduler.abort(request_id):
+                self._ended(sequence)
+            self._settle()
+            chunks = [chunk for chunk in self._outbox if chunk.request_id == request_id]
+            self._outbox = [chunk for chunk in self._outbox if chunk.request_id != request_id]
         return chunks
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """A change that is known not to have come to its end if an exception, such as Ctrl-C,
+        leaves it; whoever wants something next mends that first."""
+        self._mend()
+        self._torn = True
+        yield
+        self._torn = False
+
+    def _mend(self) -> None:
+        """Put everything in order after a change that did not come to its end.
+
+        Nothing is believed of the cache and its books: every sequence that has not ended goes back
+        to the queue and computes its tokens again. Only a reply that was just being written ends.
+        """
+        if not self._torn:
+            return
+        self._in_flight.clear()
+        self.sampler, self._open = self._new_sampler(), {}
+        told = {(chunk.request_id, chunk.index) for chunk in self._outbox if chunk.finish_reason}
+        for sequence, completion in list(self._completions.items()):
+            completion.slot = None
+            del completion.logprobs[completion.count :]
+            if (completion.request.request_id, completion.index) in told:
+                del self._completions[sequence]
+            elif completion.finish_reason is not None or completion.taken != completion.count:
+                why = "it was interrupted while its text was written"
+                completion.fail(why)
+                self._forget(completion)
+            elif sequence.ended_by is not None:
+                self._ended(sequence)
+        self.scheduler.restart(self._completions)
+        self._torn = False
 
     def _settle(self) -> None:
         """Without any sequence, nobody wants what the last step brings."""
@@ -111,73 +161,90 @@ class Engine:
         self._recording = Recording(file, steps)
 
     def step(self) -> list[StreamChunk]:
-        """Run one step; the chunks of all replies that got tokens or ended."""
-        if self._recording is None:
-            return self._step()
-        with self._recording.step():
-            chunks = self._step()
-        if self._recording.done:
-            self._recording = None
+        """Run one step; the chunks of all replies that got tokens or ended.
+
+        An exception that leaves it, such as Ctrl-C, costs no request more than a reply that was
+        just being written: the next call begins with computing anew what was under way.
+        """
+        with self._whole():
+            if self._recording is None:
+                self._step()
+            else:
+                with self._recording.step():
+                    self._step()
+                if self._recording.done:
+                    self._recording = None
+        chunks, self._outbox = self._outbox, []
         return chunks
 
-    def _step(self) -> list[StreamChunk]:
+    def _step(self) -> None:
         plan = self.scheduler.plan()
-        chunks = [self._ended(sequence) for sequence in plan.ended]
+        for sequence in plan.ended:
+            self._ended(sequence)
         for sequence in plan.preempted:
             self._close(self._completions[sequence])
-        launched: list[Launched] = []
-        if plan.rows:
-            launched, failed = self._launch(plan)
-            chunks += failed
-        else:
-            self._copy(plan)
-            self.scheduler.commit(plan)
+        launched = self._launch(plan)
         if not self.config.overlap:
-            chunks += self._collect(self._sample(launched))
+            self._collect(self._sample(launched))
         else:
             earlier, self._in_flight = self._in_flight, []
-            chunks += self._collect(earlier)
+            self._collect(earlier)
             self._in_flight = self._sample(launched)
             self._settle()
         self._measure(plan)
-        return chunks
 
     # Launching.
 
-    def _launch(self, plan: StepPlan) -> tuple[list[Launched], list[StreamChunk]]:
-        """Run the forward of a plan. Where it fails, each sequence runs alone, so that only those
-        end that cannot run."""
-        failed: list[StreamChunk] = []
-        try:
-            self._copy(plan)
+    def _launch(self, plan: StepPlan) -> list[Launched]:
+        """Run the copies and the forward of a plan; who cannot run has ended afterwards."""
+        rows = self._copied(plan)
+        launched = []
+        if rows:
             try:
-                launched = [self._forward(plan.rows)]
+                launched = [self._forward(rows)]
             except Exception as error:
-                if len(plan.rows) == 1:
-                    raise
-                logger.warning(f"a step failed and is run sequence by sequence: {error}")
-                launched = []
-                for row in plan.rows:
-                    try:
-                        launched.append(self._forward([row]).kept())
-                    except Exception as own:
-                        failed.append(self._fail(row.sequence, own))
-        except Exception as error:
-            launched = []
-            failed += [self._fail(row.sequence, error) for row in plan.rows]
-        except BaseException:
-            self.scheduler.retract(plan)
-            for row in plan.rows:
-                self._close(self._completions[row.sequence])
-            raise
+                launched = self._one_by_one(rows, error)
         self.scheduler.commit(plan)
-        return launched, failed
+        return launched
 
-    def _copy(self, plan: StepPlan) -> None:
-        for order in plan.copies:
-            pool = self.runner.pool
-            copy = pool.copy_slot if isinstance(order, SlotCopy) else pool.copy_page
-            copy(order.source, order.target)
+    def _copied(self, plan: StepPlan) -> list[PlannedRows]:
+        """Run a plan's copies; the rows of sequences that have got what they wait for."""
+        pool, done = self.runner.pool, 0
+        try:
+            for order in plan.copies:
+                copy = pool.copy_slot if isinstance(order, SlotCopy) else pool.copy_page
+                copy(order.source, order.target)
+                done += 1
+        except Exception as error:
+            missing = {(type(order), order.target) for order in plan.copies[done:]}
+            self.manager.tree.clear()  # checkpoints may be among what is missing
+            for row in plan.rows:
+                blocks = row.sequence.blocks
+                assert blocks is not None
+                own = {(PageCopy, page) for page in blocks.pages} | {(SlotCopy, blocks.slot)}
+                if own & missing:
+                    self._fail(row.sequence, error)
+        return [row for row in plan.rows if row.sequence in self._completions]
+
+    def _one_by_one(self, rows: list[PlannedRows], error: Exception) -> list[Launched]:
+        """Run each sequence by itself after they have failed together, so that only those end that
+        cannot run."""
+        if len(rows) == 1:
+            self._fail(rows[0].sequence, error)
+            return []
+        logger.warning(f"a step failed and is run sequence by sequence: {error}")
+        launched = []
+        slack = self.runner.geometry.rollback_tokens
+        for row in rows:
+            if row.start and row.count > slack:
+                # The failed forward may have written over what the first of its rows read.
+                self.scheduler.repeat(row.sequence, slack)
+                continue
+            try:
+                launched.append(self._forward([row]).kept())
+            except Exception as own:
+                self._fail(row.sequence, own)
+        return launched
 
     def _forward(self, rows: list[PlannedRows]) -> Launched:
         forward = []
@@ -194,10 +261,10 @@ class Engine:
         logits, places = self.runner.forward(forward)
         return Launched(rows, logits, places)
 
-    def _fail(self, sequence: Sequence, error: Exception) -> StreamChunk:
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
         logger.error(f"request {sequence.request_id} failed: {error!r}")
         completion = self._completions[sequence]
-        return self._end(completion, completion.fail(f"{type(error).__name__}: {error}"))
+        self._end(completion, f"{type(error).__name__}: {error}")
 
     # Sampling.
 
@@ -219,9 +286,25 @@ class Engine:
             try:
                 flights.append(self._draw(part, rows, prompts))
             except Exception as error:
-                who = dict.fromkeys([r.completion for r in rows] + [p[0] for p in prompts])
-                flights.append(Flight([], [(completion, error) for completion in who]))
+                logger.warning(f"drawing failed and is done sequence by sequence: {error}")
+                flights += [self._draw_alone(part, [row], []) for row in rows]
+                flights += [self._draw_alone(part, [], [prompt]) for prompt in prompts]
         return flights
+
+    def _draw_alone(
+        self, part: Launched, rows: list[SampledRow],
+        prompts: list[tuple[Completion, PlannedRows, slice]],
+    ) -> Flight:  # fmt: skip
+        """Draw for one sequence, from new logits, as the old ones may have been changed."""
+        completion = rows[0].completion if rows else prompts[0][0]
+        try:
+            if rows:
+                self._close(completion)  # it may have been told more than has happened
+                again = PlannedRows(completion.sequence, rows[0].position - 1, 1, True, False)
+                part, rows = self._forward([again]), [replace(rows[0], place=0)]
+            return self._draw(part, rows, prompts)
+        except Exception as error:
+            return Flight([], [(completion, error)])
 
     def _draw(
         self, part: Launched, rows: list[SampledRow],
@@ -272,67 +355,76 @@ class Engine:
         assert blocks is not None, "sampled without a slot"
         if self._open.get(blocks.slot) is not completion:
             request = completion.request
-            self._open[blocks.slot] = completion
+            self._open[blocks.slot], completion.slot = completion, blocks.slot
             self.sampler.open(blocks.slot, request.params, completion.seed, request.prompt_ids,
                               completion.generated)  # fmt: skip
-            completion.slot = blocks.slot
         return blocks.slot
 
     # What came of it.
 
-    def _collect(self, flights: list[Flight]) -> list[StreamChunk]:
+    def _collect(self, flights: list[Flight]) -> None:
         """Wait for the tokens of a step and give them to their sequences."""
-        chunks: list[StreamChunk] = []
         for flight in flights:
-            for completion, error in flight.failed:
+            failed = list(flight.failed)
+            try:
+                drawn = flight.receive()
+            except Exception as lost:
+                failed += [(completion, lost) for completion in flight.completions]
+                drawn = Drawn([], [], {})
+            for completion, reason in failed:
                 if completion.finish_reason is None:
-                    chunks.append(self._fail(completion.sequence, error))
-            drawn = flight.receive()
+                    self._fail(completion.sequence, reason)
             for number, row in enumerate(flight.rows):
                 completion = row.completion
                 if completion.finish_reason is not None:
                     continue  # aborted, or out of time
                 if number in drawn.faulty:
                     why = "the logits are no distribution: NaN, +inf, or nothing may be drawn"
-                    chunks.append(self._end(completion, completion.fail(why)))
+                    self._end(completion, why)
                     continue
-                if number in drawn.logprobs:
-                    completion.logprobs.append(drawn.logprobs[number])
                 try:
-                    chunks.append(self._take(completion, drawn.tokens[number]))
+                    self._take(completion, drawn.tokens[number], drawn.logprobs.get(number))
                 except Exception as error:
-                    chunks.append(self._fail(completion.sequence, error))
-        return chunks
+                    self._fail(completion.sequence, error)
 
-    def _take(self, completion: Completion, token: int) -> StreamChunk:
+    def _take(self, completion: Completion, token: int, logprobs: TokenLogprobs | None) -> None:
+        if logprobs is not None:
+            completion.logprobs.append(logprobs)
         self.scheduler.append(completion.sequence, token)
         self._time(completion)
         grammar = completion.grammar
         if grammar is not None and not grammar.accept(token):
             error = f"the grammar does not allow token {token}, which its mask let through"
-            return self._end(completion, completion.fail(error))
-        text = completion.take(token, self._eos)
-        return completion.chunk(text) if completion.finish_reason is None else self._end(
-            completion, text
-        )  # fmt: skip
+            self._end(completion, error)
+            return
+        completion.take(token, self._eos)
+        if completion.finish_reason is not None:
+            self._end(completion)
+            return
+        self._outbox.append(completion.chunk())
+        completion.taken += 1
 
-    def _end(self, completion: Completion, text: str) -> StreamChunk:
-        """Forget a reply that ends by itself; its cache stays for others unless it failed."""
-        self.scheduler.finish(completion.sequence, keep=completion.finish_reason != "error")
-        return self._forget(completion, text)
+    def _end(self, completion: Completion, error: str | None = None) -> None:
+        """Forget a reply that has ended or ends with an error; its cache stays for others unless it
+        failed."""
+        if error is not None:
+            completion.fail(error)
+        self.scheduler.finish(completion.sequence, keep=error is None)
+        self._forget(completion)
 
-    def _ended(self, sequence: Sequence) -> StreamChunk:
+    def _ended(self, sequence: Sequence) -> None:
         """The same for a reply that the scheduler has ended."""
         assert sequence.ended_by is not None
         completion = self._completions[sequence]
-        return self._forget(completion, completion.finish(sequence.ended_by))
+        completion.finish(sequence.ended_by)
+        self._forget(completion)
 
-    def _forget(self, completion: Completion, text: str) -> StreamChunk:
+    def _forget(self, completion: Completion) -> None:
         assert completion.finish_reason is not None
         self._close(completion)
+        self._outbox.append(completion.chunk())
         del self._completions[completion.sequence]
         self.metrics.ended(completion.finish_reason)
-        return completion.chunk(text)
 
     def _close(self, completion: Completion) -> None:
         """The sampler need not know it any more."""

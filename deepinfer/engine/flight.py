@@ -76,6 +76,11 @@ class Flight:
     _host: list[Tensor] = field(default_factory=list)
     _arrived: torch.cuda.Event | None = None
 
+    @property
+    def completions(self) -> list[Completion]:
+        """Everybody for whom it brings something."""
+        return [row.completion for row in self.rows] + [p.completion for p in self._prompts]
+
     def report_prompt(
         self, completion: Completion, start: int, logits: Tensor, operators: Operators
     ) -> None:

@@ -49,11 +49,17 @@ class OutputText:
         self._held = ""
         self._unstopped = 0  # characters of what is held in which no stop string may end
         self._shown: list[str] = []
+        self._sent = 0  # of them
 
     @property
     def text(self) -> str:
         """All text handed out so far."""
         return "".join(self._shown)
+
+    def unsent(self) -> str:
+        """What has come since the last call."""
+        sent, self._sent = self._sent, len(self._shown)
+        return "".join(self._shown[sent:])
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
         """The text that may be shown now, often ""; sets `stop_reason` when a stop string ends.

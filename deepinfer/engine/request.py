@@ -3,6 +3,7 @@
 Knows tokens, texts and finish reasons; must not know torch, pages or the model.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class Completion:
         grammar: what its text has to follow.
         error: what went wrong, with finish_reason error.
         sent: generated tokens already handed out in chunks.
+        taken: generated tokens that everything was done for that a token brings.
         slot: where the sampler knows it, None while it does not.
         started, last_token_s: whether it was in a step, and clock time of its last token.
     """
@@ -49,6 +51,7 @@ class Completion:
     stop_reason: str | int | None = None
     error: str | None = None
     sent: int = 0
+    taken: int = 0
     slot: int | None = None
     started: bool = False
     last_token_s: float | None = None
@@ -63,49 +66,47 @@ class Completion:
         """How many tokens were generated so far."""
         return len(self.sequence.tokens) - len(self.request.prompt_ids)
 
-    def take(self, token: int, eos: int) -> str:
-        """Look at a generated token, the last of `generated`; returns text that may be shown, and
-        sets the finish reason.
+    def take(self, token: int, eos: int) -> None:
+        """Look at a generated token, the last of `generated`; may set the finish reason.
 
         The end token and stop tokens count as generated and have no text.
         """
         params = self.request.params
         if token == eos and not params.ignore_eos:
-            return self.finish("stop")
-        if token in params.stop_token_ids:
-            return self.finish("stop", token)
-        shown = self.text.push(token, may_stop=self.count > params.min_tokens)
-        if self.text.stop_reason is not None:
-            return shown + self.finish("stop", self.text.stop_reason)
-        if self.count >= params.budget:
-            shown += self.finish("length")
-        return shown
+            self.finish("stop")
+        elif token in params.stop_token_ids:
+            self.finish("stop", token)
+        else:
+            self.text.push(token, may_stop=self.count > params.min_tokens)
+            if self.text.stop_reason is not None:
+                self.finish("stop", self.text.stop_reason)
+            elif self.count >= params.budget:
+                self.finish("length")
 
-    def finish(self, reason: FinishReason, stop: str | int | None = None) -> str:
-        """End the reply; returns the text that was held back.
+    def finish(self, reason: FinishReason, stop: str | int | None = None) -> None:
+        """End the reply; text that was held back is part of it.
 
         A stop string that only the last bytes complete still counts as one.
         """
-        rest = self.text.finish(may_stop=self.count > self.request.params.min_tokens)
+        self.text.finish(may_stop=self.count > self.request.params.min_tokens)
         self.finish_reason, self.stop_reason = reason, stop
         if stop is None and self.text.stop_reason is not None:
             self.finish_reason, self.stop_reason = "stop", self.text.stop_reason
-        return rest
 
-    def fail(self, error: str) -> str:
-        """End the reply because it cannot go on; returns the text that was held back."""
-        rest = self.finish("error")
-        self.finish_reason, self.error = "error", error
-        return rest
+    def fail(self, error: str) -> None:
+        """End the reply because it cannot go on."""
+        with suppress(Exception):  # its text may be what failed
+            self.finish("error")
+        self.finish_reason, self.stop_reason, self.error = "error", None, error
 
-    def chunk(self, text: str) -> StreamChunk:
+    def chunk(self) -> StreamChunk:
         """What was added since the last chunk."""
         new = self.sequence.tokens[len(self.request.prompt_ids) + self.sent :]
         logprobs = None if self.request.params.logprobs is None else self.logprobs[self.sent :]
         self.sent += len(new)
         return StreamChunk(
-            self.request.request_id, self.index, text, new, logprobs, self.finish_reason,
-            self.stop_reason, self.error,
+            self.request.request_id, self.index, self.text.unsent(), new, logprobs,
+            self.finish_reason, self.stop_reason, self.error,
         )  # fmt: skip
 
     def output(self) -> CompletionOutput:

@@ -13,7 +13,7 @@ runs.
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from deepinfer.engine.sequence import Rank, Sequence, State
@@ -204,7 +204,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step: single rows of running sequences, then prefill chunks, then new ones."""
-        assert self._launching is None, "the step before was neither committed nor retracted"
+        assert self._launching is None, "the step before was not committed"
         plan = StepPlan()
         self._expire(plan)
         self._make_checkpoints(plan)
@@ -236,18 +236,33 @@ class Scheduler:
                 if row.start < sequence.prompt_end:
                     self._prompt_advanced(sequence)
 
-    def retract(self, plan: StepPlan) -> None:
-        """The step failed: its sequences go back to the queue and compute everything anew.
+    def repeat(self, sequence: Sequence, most_rows: int) -> None:
+        """Let a sequence of the step that is being launched compute everything again, in chunks of
+        at most `most_rows` tokens from now on; what it has in the cache may be half overwritten."""
+        assert self._launching is not None, "nothing is being launched"
+        sequence.most_rows = most_rows
+        self._requeue(sequence, keep=False)
 
-        What they had in the cache may be half overwritten, and copies may be missing, so cached
-        prefixes are given up as well.
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Begin anew with these, which are all that have not ended; everybody queues up again.
+
+        After a step that did not come to its end, nothing is believed of what the cache holds or
+        what the books say.
         """
-        assert plan is self._launching, "another step than the one that was planned last"
-        self._launching = None
-        for row in plan.rows:
-            if row.sequence.state is State.RUNNING:
-                self._requeue(row.sequence)
-        self.manager.tree.clear()
+        self.manager.reset()
+        self._launching = self._refused = None
+        for lost in (self.running, self._requests, self._due, self._leaders, self._held):
+            lost.clear()
+        self.waiting = sorted(sequences, key=_rank)
+        for sequence in self.waiting:
+            if sequence.state is State.RUNNING:
+                sequence.preemptions += 1
+                self.counters.preempted += 1
+            sequence.state, sequence.blocks = State.WAITING, None
+            sequence.computed = sequence.pending = sequence.cut = sequence.kept = 0
+            self._requests.setdefault(sequence.request_id, []).append(sequence)
+        ends = (s.expires for s in self.waiting if s.expires is not None)
+        self._next_expiry = min(ends, default=float("inf"))
 
     def _check(self, first: Sequence, count: int) -> None:
         limits, pages = self.limits, self.manager.pages
@@ -284,8 +299,8 @@ class Scheduler:
             self.manager.free(blocks)
         sequence.computed = 0
 
-    def _requeue(self, sequence: Sequence) -> None:
-        self._release(sequence, keep=True)
+    def _requeue(self, sequence: Sequence, keep: bool) -> None:
+        self._release(sequence, keep)
         sequence.preemptions += 1
         self.counters.preempted += 1
         self._queue(sequence)
@@ -391,7 +406,7 @@ class Scheduler:
     def _plan_chunk(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Prefill as much as the budget allows; returns the number of rows."""
         start, known = sequence.computed, len(sequence.tokens)
-        end = min(known, start + budget)
+        end = min(known, start + budget, start + (sequence.most_rows or budget))
         if start < sequence.cut:
             end = min(end, sequence.cut)
         if end <= start or not self._make_room(sequence, end, plan):
@@ -407,7 +422,7 @@ class Scheduler:
                 return True
             except OutOfPages:
                 victim = max(self.running, key=_rank)
-                self._requeue(victim)
+                self._requeue(victim, keep=True)
                 plan.preempted.append(victim)
         return False
 

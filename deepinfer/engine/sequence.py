@@ -49,6 +49,7 @@ class Sequence:
         prompt_end: tokens that it had when it began to run; the rows before are prefill.
         cut: a place where a prefill chunk has to end, because others branch off there; 0 = none.
         kept: depth of its last checkpoint.
+        most_rows: longest of its prefill chunks, None = as long as the step allows.
         cached_tokens: how many tokens of its prompt it did not have to compute at first.
         preemptions: how often it had to make way.
         ended_by: why the scheduler ended it, None when somebody else did.
@@ -71,6 +72,7 @@ class Sequence:
     prompt_end: int = field(default=0, init=False)
     cut: int = field(default=0, init=False)
     kept: int = field(default=0, init=False)
+    most_rows: int | None = field(default=None, init=False)
     cached_tokens: int = field(default=0, init=False)
     preemptions: int = field(default=0, init=False)
     ended_by: Literal["abort", "deadline"] | None = field(default=None, init=False)

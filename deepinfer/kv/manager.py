@@ -53,6 +53,13 @@ class KVManager:
         self.page_tokens = page_tokens
         self.pages = pages
 
+    def reset(self) -> None:
+        """Begin anew with everything free and nothing kept, whoever held what; counters go on."""
+        counters, slots = self.tree.counters, self.allocator.slots
+        self.allocator = BlockAllocator(self.pages, slots, self.page_tokens)
+        self.tree = PrefixTree(self.allocator, self.tree.checkpoints)
+        self.tree.counters = counters
+
     @property
     def available_pages(self) -> int:
         """Pages that are free, or would be after giving up cached prefixes."""

@@ -177,6 +177,14 @@ class SamplingBatch:
         self._rules.view(np.uint64)[4, slot] = seed
         end_tokens = sorted(params.end_tokens(self._eos)) if params.min_tokens else []
         self._early[slot] = len(prompt_ids) + params.min_tokens if end_tokens else 0
+        bias = None
+        if params.bias_pairs:
+            ids, values = zip(*params.bias_pairs, strict=True)
+            bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
+        self._biased[slot] = bias is not None
+        self._reported[slot] = params.logprobs is not None
+        # Open before anything that may fail, so that `close` gives its rows back.
+        self._open[slot] = _Slot(params, end_tokens, bias)
         if params.has_penalties:
             self._count_known(slot, params, prompt_ids, output_ids)
         if params.allowed_token_ids is not None or params.banned_token_ids:
@@ -184,13 +192,6 @@ class SamplingBatch:
             self._rows[_MASKS, slot] = table.take()
             bits = self._upload(allowed_bits(params, self._vocabulary))
             table.data[0, int(self._rows[_MASKS, slot])] = bits
-        bias = None
-        if params.bias_pairs:
-            ids, values = zip(*params.bias_pairs, strict=True)
-            bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
-        self._biased[slot] = bias is not None
-        self._reported[slot] = params.logprobs is not None
-        self._open[slot] = _Slot(params, end_tokens, bias)
 
     def _count_known(
         self, slot: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]

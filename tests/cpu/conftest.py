@@ -21,6 +21,13 @@ SMALL: dict[str, Any] = {
     "dspark_target_layer_ids": [1, 2], "n_routed_experts": 2, "dspark_n_routed_experts": 2,
 }  # fmt: skip
 
+# One layer that keeps nothing in pages.
+NO_CACHE: dict[str, Any] = {
+    "num_hidden_layers": 1, "num_nextn_predict_layers": 0, "compress_ratios": [0],
+    "kv_source_layer_ids": [], "index_source_layer_ids": [], "candidate_source_layer_id": -1,
+    "engram_layer_ids": [], "dspark_target_layer_ids": [], "n_routed_experts": 2,
+}  # fmt: skip
+
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,6 +42,14 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three layers that loads in a few milliseconds."""
     folder = tmp_path_factory.mktemp("small") / "checkpoint"
     write_random_checkpoint(folder, tiny_config(**SMALL), seed=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose model nobody runs (tests/cpu/engine_stub.py): pages may have any size."""
+    folder = tmp_path_factory.mktemp("stub") / "checkpoint"
+    write_random_checkpoint(folder, tiny_config(**NO_CACHE), seed=3)
     return folder
 
 

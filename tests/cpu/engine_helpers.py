@@ -1,5 +1,7 @@
 """Generation without an engine, and what must hold of an engine that has nothing to do."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from torch import Tensor
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.loading import Loaded
-from deepinfer.engine.output import RequestOutput
+from deepinfer.engine.output import CompletionOutput, RequestOutput, StreamChunk
+from deepinfer.engine.request import Request
 from deepinfer.kv.audit import audit
 from deepinfer.sampling.sampler import sample
 from tests.cpu.model_helpers import recomputed
@@ -66,3 +69,103 @@ def audit_running(engine: Engine) -> None:
     """The books of an engine add up between two steps."""
     live = [(s.blocks, s.computed) for s in engine.scheduler.running if s.blocks is not None]
     audit(engine.manager, live)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a test.
+
+    Attributes:
+        at: the step before which it comes.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    at: int = 0
+    priority: int = 0
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a request got, without its id and what it cost."""
+
+    outputs: list[CompletionOutput]
+    prompt_logprobs: Any
+
+
+def reply(output: RequestOutput) -> Reply:
+    """The part of an output that batches, caches and loops must not change."""
+    return Reply(output.outputs, output.prompt_logprobs)
+
+
+class Play:
+    """Requests on their way through an engine: the books are audited after every step, and what
+    was streamed is compared with the whole replies."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.requests: list[Request] = []
+        self.steps = 0
+        self._chunks: dict[tuple[str, int], list[StreamChunk]] = {}
+
+    def add(self, asked: Asked) -> Request:
+        request = self.llm.request(
+            asked.prompt, asked.params, priority=asked.priority, timeout=asked.timeout
+        )
+        self.llm.engine.add(request)
+        self.requests.append(request)
+        return request
+
+    def abort(self, number: int) -> None:
+        """End the request that was added as number `number`, if it has been."""
+        if number < len(self.requests):
+            self._keep(self.llm.engine.abort(self.requests[number].request_id))
+
+    def step(self) -> None:
+        self._keep(self.llm.engine.step())
+        self.steps += 1
+        audit_running(self.llm.engine)
+
+    def run(
+        self, asked: Sequence[Asked], between: Callable[[int], None] | None = None, most: int = 3000
+    ) -> list[RequestOutput]:
+        """Everything to its end; `between` is called before every step with its number."""
+        coming = sorted(asked, key=lambda one: one.at)
+        for number in range(most):
+            while coming and coming[0].at <= number:
+                self.add(coming.pop(0))
+            if not coming and not self.llm.engine.has_work:
+                break
+            if between is not None:
+                between(number)
+            self.step()
+        assert not self.llm.engine.has_work, f"not done after {most} steps"
+        return self.outputs()
+
+    def outputs(self) -> list[RequestOutput]:
+        """The replies of all requests, which must have ended."""
+        assert_idle(self.llm)
+        found = [request.output() for request in self.requests]
+        for output in found:
+            for completion in output.outputs:
+                self._compare(completion, self._chunks[output.request_id, completion.index])
+        return found
+
+    def _keep(self, chunks: Sequence[StreamChunk]) -> None:
+        for chunk in chunks:
+            self._chunks.setdefault((chunk.request_id, chunk.index), []).append(chunk)
+
+    def _compare(self, whole: CompletionOutput, chunks: Sequence[StreamChunk]) -> None:
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+        reasons = [chunk.finish_reason for chunk in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + [whole.finish_reason]
+        assert (chunks[-1].stop_reason, chunks[-1].error) == (whole.stop_reason, whole.error)
+        if whole.logprobs is not None:
+            assert [p for chunk in chunks for p in chunk.logprobs or ()] == whole.logprobs
+
+
+def played(llm: LLM, asked: Sequence[Asked], **kwargs: Any) -> list[Reply]:
+    """What everybody of `asked` gets."""
+    return [reply(output) for output in Play(llm).run(asked, **kwargs)]

@@ -141,6 +141,14 @@ class World:
         self.ended += gone
         return gone
 
+    def begin_anew(self) -> None:
+        """A step broke off: what is under way is lost, and so is what the device holds."""
+        self.launched.clear()
+        groups = list(self.scheduler._requests.values())
+        self.scheduler.restart([sequence for group in groups for sequence in group])
+        self.device.poison()
+        self.audit()
+
     def drain(self, most: int = 10_000) -> None:
         """Run until everything has ended."""
         for _ in range(most):

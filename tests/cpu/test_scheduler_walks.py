@@ -58,7 +58,7 @@ def disturb(world: World, rng: random.Random) -> None:
     if rng.random() < 0.02:
         plan = world.scheduler.plan()
         world.ended += plan.ended
-        world.scheduler.retract(plan)  # before its copies have run
+        world.begin_anew()  # before its copies have run
     world.now += rng.choice([0, 1])
     world.audit()
 
