@@ -1,4 +1,4 @@
-"""The only reader of the process environment.
+"""The only reader of the process environment, and the only writer.
 
 Knows every DEEPINFER_* variable, its legal values and the setting it stands for; must not know
 what a setting does.
@@ -143,6 +143,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
         except ValueError:
             raise ConfigError(f"{name} = {text!r}; expected {variable.expected}") from None
     return settings
+
+
+def export(name: str, value: str, replace: bool = False) -> None:
+    """Set a variable that another library reads when it is imported; `replace` one that is set."""
+    assert not name.startswith(PREFIX), name
+    if replace or name not in os.environ:
+        os.environ[name] = value
 
 
 def _names_an_operator(name: str, known: Mapping[str, Variable]) -> bool:
