@@ -58,6 +58,10 @@ def _inverse_switch(text: str) -> bool:
     return not _switch(text)
 
 
+def _flaggems(text: str) -> str:
+    return {"0": "off", "1": "fast"}.get(text) or _choice("fast", "right")(text)
+
+
 def _name(text: str) -> str:
     if not text.isascii() or not text.replace("_", "").isalnum():
         raise ValueError(text)
@@ -100,6 +104,11 @@ VARIABLES = (
     Variable(
         "DEEPINFER_DISABLE_SYNC_GUARD", "sync_guard", _inverse_switch, "0 or 1",
         "operations that make the host wait for the GPU are no errors",
+    ),
+    Variable(
+        "DEEPINFER_ENABLE_FLAGGEMS", "flaggems", _flaggems, "0, 1, fast or right",
+        "operators of FlagGems replace PyTorch's: 1 and fast those that are right and not slower,"
+        " right all that are right",
     ),
     Variable(
         "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "yoco_prefill",
