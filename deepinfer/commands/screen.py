@@ -115,29 +115,35 @@ def engine_catalog(options: EngineOptions, device: str) -> Catalog:
     runs = [plain]
     if device == "cuda" and options.ops_backend is None:
         runs.append(replace(plain, ops_backend=REFERENCE))
-    found = [trace(partial(_run, settings, device), device) for settings in runs]
+    found = [
+        trace(partial(_run, settings, device), device, partial(_run, settings, device, brief=True))
+        for settings in runs
+    ]
     if device == "cuda":
         torch.cuda.empty_cache()
     return merge(found)
 
 
-def _run(options: EngineOptions, device: str) -> None:
+def _run(options: EngineOptions, device: str, brief: bool = False) -> None:
     """Load the checkpoint; greedy and sampled tokens of a short and a long prompt, some drafts."""
     if device == "cpu":
         options = replace(options, max_num_batched_tokens=64)
     llm = LLM.from_options(options)
     short = llm.encode(_PROMPT)
+    if brief:
+        llm.generate(short, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+        return
     length = min(_LONG[device], llm.config.max_model_len - 8)
     long = (short * (1 + length // len(short)))[:length]
     params = [
-        SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
         SamplingParams(
-            max_tokens=4, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=1, ignore_eos=True
+            max_tokens=3, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=1, ignore_eos=True
         ),
     ]
     llm.generate([short, long], params)
     if llm.model_config.has_drafter:
-        list(llm.speculate(short, 6))
+        list(llm.speculate(short, 3))
 
 
 @contextmanager

@@ -212,8 +212,8 @@ def _numbers_as_tensors(operator: str, args: tuple[Any, ...]) -> list[Any]:
     for number, name in tensor_places(operator):
         if number >= len(args) or name == "dtype" or not isinstance(args[number], int | float):
             continue
-        value = torch.tensor(args[number])
-        value = value.double() if value.is_floating_point() else value
+        wide = torch.float64 if isinstance(args[number], float) else None
+        value = torch.tensor(args[number], dtype=wide)
         if tensors:
             wanted = torch.result_type(tensors[0], args[number])
             if torch.result_type(tensors[0], value) != wanted:

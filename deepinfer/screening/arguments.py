@@ -76,7 +76,7 @@ class TensorData:
         data = {k: v for k, v in asdict(self).items() if v not in (None, TARGET)}
         unsaid = asdict(Fill())
         fill = {k: _number(v) for k, v in data["fill"].items() if v != unsaid[k]}
-        return {"tensor": {**data, "fill": fill}}
+        return {"tensor": {**data, "shape": [*self.shape], "stride": [*self.stride], "fill": fill}}
 
 
 def tensor_data(data: Data) -> TensorData:
@@ -232,7 +232,7 @@ def _draw(fill: Fill, shape: list[int], dtype: torch.dtype, generator: torch.Gen
     else:
         flat = _draw_whole(fill, count, dtype, generator)
     values = flat[:count].reshape(shape)
-    if fill.kind == "low_rows" and values.dim() and values.shape[0] > 1:
+    if fill.kind == "low_rows" and dtype.is_floating_point and len(shape) and shape[0] > 1:
         values[-1] = -math.inf
     if dtype == torch.float8_e8m0fnu:
         values = values.abs().clamp(2.0**-20, 2.0**20)

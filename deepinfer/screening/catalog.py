@@ -78,17 +78,20 @@ class Operator:
 Catalog = dict[str, Operator]
 
 
-def trace(run: Callable[[], object], device: str) -> Catalog:
-    """Operators that `run` calls in this thread; it runs twice, the second time in the profiler.
+def trace(
+    run: Callable[[], object], device: str, inner: Callable[[], object] | None = None
+) -> Catalog:
+    """Operators that `run` calls in this thread.
 
     Args:
         device: "cuda" or "cpu": calls that have all their tensors elsewhere are left out.
+        inner: a shorter run for the profiler, which shows what kernels call; default: the same.
     """
     mode = _Trace(device)
     with mode:
         run()
     called = {name: operator for name, operator in mode.catalog.items() if operator.calls}
-    return merge([called, {operator.name: operator for operator in _nested(run)}])
+    return merge([called, {operator.name: operator for operator in _nested(inner or run)}])
 
 
 class _Trace(TorchDispatchMode):

@@ -215,7 +215,17 @@ def _values(operator: str, args: Data, label: str) -> Hostile:
             yield "negative places", label, _filled(args, [number], last)
     elif base_name(operator) not in INDEXED and any(specs[n].dtype == "int64" for n in whole):
         large = [n for n in whole if specs[n].dtype == "int64"]
-        yield "large whole numbers", label, _filled(args, large, Fill("big"))
+        yield "large whole numbers", label, _compared(operator, _filled(args, large, Fill("big")))
+
+
+def _compared(operator: str, args: Data) -> Data:
+    """A number that tensors are compared with is one that float32 does not have."""
+    names = argument_names(operator)
+    given = [
+        2**24 + 1 if name == "other" and isinstance(item, int | float) else item
+        for name, item in zip(names, args["args"], strict=False)
+    ]
+    return {**args, "args": given}
 
 
 def _filled(args: Data, numbers: Sequence[int], fill: Fill) -> Data:
