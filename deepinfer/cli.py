@@ -19,6 +19,7 @@ from deepinfer.config import EngineOptions
 from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.structured import StructuredOutput
+from deepinfer.screening.options import ScreenOptions
 
 app = App(
     name="deepinfer",
@@ -350,6 +351,37 @@ def requant(
         show(report)
 
 
+Screened = Annotated[ScreenOptions, Parameter(name="*")]
+_SCREENED = ScreenOptions()
+
+
+@app.command
+def screen(
+    options: Options,
+    *,
+    screening: Screened = _SCREENED,
+    as_json: Json = False,
+) -> None:
+    """Find out which operators of a library are right and fast, on this machine, for a checkpoint.
+
+    A short run of the checkpoint is traced; every operator of PyTorch's that it calls is then tried
+    with the library's in its place, in processes of its own: with the run's calls, and with hostile
+    ones. The folder gets a report (Markdown and HTML), everything as JSON, and an allow-list.
+
+    Parameters
+    ----------
+    as_json:
+        Print the JSON instead of a summary.
+    """
+    from deepinfer.commands.screen import screen_library, show
+
+    found, files = screen_library(options, screening, progress=not as_json)
+    if as_json:
+        print(json.dumps(found.to_data()))
+    else:
+        show(found, files)
+
+
 @bench.command(name="cpu")
 def bench_cpu(
     options: Options,
@@ -392,6 +424,11 @@ def bench_cpu(
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
     console.print(table)
+
+
+def screen_ops() -> NoReturn:
+    """Entry point of the script `screen_ops`: `deepinfer screen` by another name."""
+    main(["screen", *sys.argv[1:]])
 
 
 def _fail(message: str) -> NoReturn:

@@ -138,6 +138,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["bfloat16", "float32", "float64"]
 TruncationMode = Literal["off", "mask", "compact"]
 KernelsName = Literal["auto", "ref", "triton", "tile"]
+FlagGemsMode = Literal["off", "fast", "right"]
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,11 @@ class EngineOptions:
         sync_guard: an operation that makes the host wait for the GPU is an error. Default true.
         gpu_memory: part of the GPU's memory that is planned for, in (0, 1]. Default 0.9.
         log_interval: seconds between lines in the log about what the engine does. Default 0: none.
+        flaggems: let FlagGems do what PyTorch's own operators do, as far as an allow-list goes:
+            fast takes operators that are right and not slower, right takes all that are right.
+            Default off.
+        flaggems_allowlist: file that `deepinfer screen` wrote. Default: a shipped one for these
+            versions and this GPU.
     """
 
     model: str
@@ -213,6 +219,8 @@ class EngineOptions:
     sync_guard: bool | None = None
     gpu_memory: float | None = None
     log_interval: float | None = None
+    flaggems: FlagGemsMode | None = None
+    flaggems_allowlist: str | None = None
 
 
 @dataclass(frozen=True)
@@ -246,6 +254,8 @@ class EngineConfig:
     sync_guard: bool
     gpu_memory: float
     log_interval: float
+    flaggems: FlagGemsMode
+    flaggems_allowlist: str
 
     @property
     def prefix_caching(self) -> bool:
@@ -329,6 +339,8 @@ def _defaults(model: ModelConfig, host: Host, given: dict[str, Any]) -> dict[str
         "sync_guard": on_gpu,
         "gpu_memory": 0.9,
         "log_interval": 0.0,
+        "flaggems": "off",
+        "flaggems_allowlist": "",
     }
 
 
@@ -405,6 +417,8 @@ def _check_types(given: dict[str, Any]) -> None:
             raise _wrong(name, value, numbers[name])
         if name in ("ops_backend", "sparse_mla_backend") and not isinstance(value, str):
             raise _wrong(name, value, "the name of a backend, like triton or ref")
+        if name == "flaggems_allowlist" and not isinstance(value, str):
+            raise _wrong(name, value, "the name of a file")
         if name == "op" and not (isinstance(value, tuple) and all(type(v) is str for v in value)):
             raise _wrong(name, value, "a tuple of texts like rms_norm=triton")
 
@@ -412,11 +426,18 @@ def _check_types(given: dict[str, Any]) -> None:
 def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str, Any]) -> None:
     for name, choices in (("dtype", get_args(DtypeName)), ("device", ("cpu", "cuda")),
                           ("yoco_prefill", get_args(TruncationMode)),
-                          ("kernels", get_args(KernelsName))):  # fmt: skip
+                          ("kernels", get_args(KernelsName)),
+                          ("flaggems", get_args(FlagGemsMode))):  # fmt: skip
         if getattr(config, name) not in choices:
             raise _wrong(name, getattr(config, name), f"one of {', '.join(choices)}")
     if config.device == "cuda" and not host.cuda:
         raise _wrong("device", "cuda", "a machine with a CUDA GPU and a CUDA build of torch")
+    if config.flaggems != "off" and config.device == "cpu":
+        raise _wrong(
+            "flaggems", config.flaggems, "off on a CPU: FlagGems has kernels for GPUs only"
+        )
+    if config.flaggems == "off" and config.flaggems_allowlist:
+        raise _wrong("flaggems_allowlist", config.flaggems_allowlist, "flaggems fast or right")
     if config.max_num_batched_tokens < config.max_num_seqs:
         expected = f"at least max_num_seqs = {config.max_num_seqs}, a token for each"
         raise _wrong("max_num_batched_tokens", config.max_num_batched_tokens, expected)

@@ -1,4 +1,4 @@
-"""The only reader of the process environment.
+"""The only reader of the process environment, and the only writer.
 
 Knows every DEEPINFER_* variable, its legal values and the setting it stands for; must not know
 what a setting does.
@@ -58,6 +58,10 @@ def _inverse_switch(text: str) -> bool:
     return not _switch(text)
 
 
+def _flaggems(text: str) -> str:
+    return {"0": "off", "1": "fast"}.get(text) or _choice("fast", "right")(text)
+
+
 def _name(text: str) -> str:
     if not text.isascii() or not text.replace("_", "").isalnum():
         raise ValueError(text)
@@ -102,6 +106,11 @@ VARIABLES = (
         "operations that make the host wait for the GPU are no errors",
     ),
     Variable(
+        "DEEPINFER_ENABLE_FLAGGEMS", "flaggems", _flaggems, "0, 1, fast or right",
+        "operators of FlagGems replace PyTorch's: 1 and fast those that are right and not slower,"
+        " right all that are right",
+    ),
+    Variable(
         "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "yoco_prefill",
         _choice("off", "mask", "compact"), "off, mask or compact",
         "truncated prefill of the layers past the boundary",
@@ -143,6 +152,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
         except ValueError:
             raise ConfigError(f"{name} = {text!r}; expected {variable.expected}") from None
     return settings
+
+
+def export(name: str, value: str, replace: bool = False) -> None:
+    """Set a variable that another library reads when it is imported; `replace` one that is set."""
+    assert not name.startswith(PREFIX), name
+    if replace or name not in os.environ:
+        os.environ[name] = value
 
 
 def _names_an_operator(name: str, known: Mapping[str, Variable]) -> bool:

@@ -1,6 +1,6 @@
-"""Write the generated pages of docs: ops.md from the operators' specs, env.md from env.py.
+"""Write the generated pages of docs: ops.md, env.md, and known_defects.md from screenings.
 
-`python tools/write_docs.py` writes both; tests/meta/test_generated.py fails while they are old.
+`python tools/write_docs.py` writes all; tests/meta/test_generated.py fails while they are old.
 Names of the released engine's kernel files are in released_kernels.json beside this program.
 """
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from deepinfer.env import OPERATOR_PREFIX, VARIABLES
 from deepinfer.ops.registry import specs
 from deepinfer.ops.spec import BYTES, Argument, OpSpec, Tolerance
+from deepinfer.screening.defects import defects_page
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
@@ -135,7 +136,12 @@ def env_page() -> str:
     return head + table(["variable", "values", "option", "meaning"], rows) + "\n"
 
 
-PAGES = {"docs/ops.md": ops_page, "docs/env.md": env_page}
+def defects() -> str:
+    """docs/known_defects.md."""
+    return defects_page(ROOT / "benchmarks" / "results")
+
+
+PAGES = {"docs/ops.md": ops_page, "docs/env.md": env_page, "docs/known_defects.md": defects}
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from deepinfer.config import Decision, EngineConfig, EngineOptions, Host, ModelC
 from deepinfer.env import read_environment
 from deepinfer.errors import ConfigError
 from deepinfer.kv.plan import plan_memory, weight_bytes
+from deepinfer.libraries.switch import switch
 from deepinfer.model.linear import Precision
 from deepinfer.model.transformer import Transformer
 from deepinfer.ops.select import REFERENCE, Operators, Wishes, select
@@ -61,6 +62,9 @@ def load(options: EngineOptions, progress: bool = False) -> Loaded:
     config, decisions = resolve(options, read_environment(), model_config, this_host())
     tokenizer = Tokenizer.load(Path(config.tokenizer))
     device = torch.device(config.device)
+    # The process's device is set by now, and nothing is on it yet: FlagGems may be imported.
+    switch(config.flaggems, Path(config.flaggems_allowlist) if config.flaggems_allowlist else None,
+           device)  # fmt: skip
     token_map = None
     if model_config.engram_layer_ids:
         classes = checked_token_map(tokenizer.inner, model_config.engram_compressed_vocab_size)

@@ -475,7 +475,8 @@ def test_bench(run: Run) -> None:
 def test_help_and_version_need_no_torch() -> None:
     program = (
         "import sys\nfrom deepinfer.cli import main\n"
-        "for words in (['--version'], ['--help'], ['generate', '--help'], ['generate', '--x']):\n"
+        "for words in (['--version'], ['--help'], ['generate', '--help'], ['screen', '--help'],\n"
+        "              ['generate', '--x']):\n"
         "    try: main(words)\n    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )

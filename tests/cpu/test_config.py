@@ -58,7 +58,7 @@ def test_defaults_on_a_laptop() -> None:
         ops_backend="auto", op=(), ops_strict=False, sparse_mla_backend="auto", kernels="auto",
         batch_invariant=False, simulate_no_tilelang=False, prefix_checkpoints=64,
         max_queue=4096, overlap=False, enforce_eager=True, sync_guard=False,
-        gpu_memory=0.9, log_interval=0.0,
+        gpu_memory=0.9, log_interval=0.0, flaggems="off", flaggems_allowlist="",
     )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ OTHER = {
     "sparse_mla_backend": "triton", "kernels": "tile", "batch_invariant": True,
     "simulate_no_tilelang": True, "prefix_checkpoints": 5, "max_queue": 9, "overlap": False,
     "enforce_eager": True, "sync_guard": False, "gpu_memory": 0.5, "log_interval": 2.5,
+    "flaggems": "right", "flaggems_allowlist": "list.json",
 }  # fmt: skip
 TOGETHER = sorted(set(OTHER) - {"prefix_checkpoints"})  # which yoco_prefill forbids
 
@@ -137,7 +138,9 @@ def test_every_setting_has_another_value_here() -> None:
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("source", ["user", "environment", "both"])
 def test_user_before_environment_before_default(name: str, source: str) -> None:
-    base = {"yoco_prefill": "compact"} if name == "yoco_keep_tokens" else {}
+    base = {
+        "yoco_keep_tokens": {"yoco_prefill": "compact"}, "flaggems_allowlist": {"flaggems": "fast"},
+    }.get(name, {})  # fmt: skip
     environment = dict(base)
     settings: dict[str, Any] = {}
     if source != "environment":
@@ -145,7 +148,7 @@ def test_user_before_environment_before_default(name: str, source: str) -> None:
     if source == "environment":
         environment[name] = OTHER[name]
     elif source == "both":
-        environment[name] = getattr(decide(environment=base), name)
+        environment[name] = getattr(decide(host=SERVER, environment=base), name)
     options = EngineOptions("folder", **settings)
     config, decisions = resolve(options, environment, RELEASED, SERVER)
     assert getattr(config, name) == OTHER[name]
@@ -156,7 +159,7 @@ def test_user_before_environment_before_default(name: str, source: str) -> None:
 
 @given(st.sets(st.sampled_from(TOGETHER)), st.sets(st.sampled_from(TOGETHER)))
 def test_every_decision_is_reported_with_its_origin(user: set[str], environment: set[str]) -> None:
-    user |= {"yoco_prefill"}  # which allows yoco_keep_tokens
+    user |= {"yoco_prefill", "flaggems"}  # which allow yoco_keep_tokens and flaggems_allowlist
     options = EngineOptions("folder", **{name: OTHER[name] for name in user})
     config, decisions = resolve(
         options, {name: OTHER[name] for name in environment}, RELEASED, SERVER
@@ -326,3 +329,15 @@ def test_settings_of_the_engine_that_cannot_be(settings: dict[str, Any], named: 
 def test_no_graphs_with_a_truncated_prefill() -> None:
     text = refused(host=SERVER, yoco_prefill="compact", enforce_eager=False)
     assert "enforce_eager = False; expected true with yoco_prefill" in text
+
+
+def test_flaggems_is_for_gpus_and_its_list_for_flaggems() -> None:
+    assert decide(host=SERVER, flaggems="fast").flaggems == "fast"
+    assert refused(flaggems="fast") == (
+        "flaggems = 'fast'; expected off on a CPU: FlagGems has kernels for GPUs only"
+    )
+    assert refused(host=SERVER, flaggems_allowlist="x") == (
+        "flaggems_allowlist = 'x'; expected flaggems fast or right"
+    )
+    assert "expected one of off, fast, right" in refused(host=SERVER, flaggems="all")
+    assert "expected the name of a file" in refused(host=SERVER, flaggems_allowlist=3)

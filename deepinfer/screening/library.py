@@ -1,0 +1,227 @@
+"""Libraries that can be screened: FlagGems, and functions in a module of the user's.
+
+Knows how each is asked; must not know how answers are judged. A library that is none of these needs
+no change here: `--library FILE.py:NAME` takes any object with the methods of `Library`.
+"""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+from deepinfer.errors import ConfigError
+from deepinfer.libraries import flaggems
+from deepinfer.libraries.names import Table
+from deepinfer.libraries.replace import Replacement, overload
+from deepinfer.screening.arguments import flat_tensors
+
+DEFAULT_OBJECT = "OPERATORS"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call gave.
+
+    Attributes:
+        missed: why the library itself did not answer, None if it did.
+    """
+
+    result: Any
+    missed: str | None = None
+
+
+@runtime_checkable
+class Session(Protocol):
+    """One operator of a library, ready to be called."""
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
+        """Call it once."""
+
+    def close(self) -> None:
+        """Give PyTorch its operator back."""
+
+
+@runtime_checkable
+class Library(Protocol):
+    """A library of operators.
+
+    Attributes:
+        name: as it is asked for; package: whose version is noted, None for none.
+    """
+
+    name: str
+    package: str | None
+
+    def table(self) -> Table | None:
+        """PyTorch's operators that it has, with the names by which it takes them; None for any."""
+
+    def open(self, operator: str) -> Session:
+        """Put one operator in, which `table` has."""
+
+
+class Dispatched:
+    """An operator that PyTorch's dispatcher hands to a function."""
+
+    def __init__(self, operator: str, replacement: Replacement) -> None:
+        self.operator = operator
+        self.replacement = replacement
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
+        """Call it through PyTorch; proof is that the function was called, and not PyTorch by it."""
+        use = self.replacement.uses[self.operator]
+        calls, nested = use.calls, use.nested
+        result = overload(self.operator)(*args, **kwargs)
+        if use.calls == calls:
+            return Answer(result, "PyTorch's dispatcher did not call it")
+        if use.nested > nested:
+            return Answer(result, "its function hands the call back to PyTorch")
+        return Answer(result)
+
+    def close(self) -> None:
+        """Restore PyTorch's kernel."""
+        self.replacement.close()
+
+
+class Functions:
+    """Functions by the names of the operators that they stand for.
+
+    Args:
+        functions: like {"add.Tensor": my_add}; arguments are those of the operator.
+    """
+
+    package: str | None = None
+
+    def __init__(self, name: str, functions: Mapping[str, Callable[..., Any]], device: str) -> None:
+        self.name = name
+        self.functions = functions
+        self.device = device
+
+    def table(self) -> Table:
+        """Names of the functions."""
+        return {key: getattr(f, "__name__", key) for key, f in self.functions.items()}
+
+    def open(self, operator: str) -> Session:
+        """Register the function with PyTorch's dispatcher."""
+        replacement = Replacement(self.device)
+        replacement.add(operator, self.functions[operator])
+        return Dispatched(operator, replacement)
+
+
+class FlagGems:
+    """FlagGems, one operator at a time."""
+
+    name: str = flaggems.NAME
+    package: str | None = flaggems.PACKAGE
+
+    def __init__(self) -> None:
+        self.module = flaggems.load()
+
+    def table(self) -> Table:
+        """Its own table."""
+        return flaggems.table(self.module)
+
+    def open(self, operator: str) -> Session:
+        """Register its function, and watch Triton's launches."""
+        replacement = Replacement("cuda")
+        flaggems.put_in(self.module, {operator: None}, replacement)
+        return _Launching(operator, replacement)
+
+
+class _Launching(Dispatched):
+    """A function whose work is done by Triton's kernels: a call that launches none did nothing.
+
+    FlagGems hands some calls on to PyTorch's kernels below the dispatcher; only this shows it.
+    """
+
+    def __init__(self, operator: str, replacement: Replacement) -> None:
+        super().__init__(operator, replacement)
+        import triton
+
+        self.launches = 0
+        self.hooks = triton.knobs.runtime.launch_enter_hook
+        self.hooks.add(self._launched)
+
+    def _launched(self, *_: Any) -> None:
+        self.launches += 1
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
+        """Call it through PyTorch; proof is a launch, where there is anything to compute."""
+        before = self.launches
+        answer = super().call(args, kwargs)
+        empty = not any(t.numel() for t in flat_tensors([answer.result, *args]))
+        if answer.missed is None and self.launches == before and not empty:
+            return Answer(answer.result, "it launched no kernel of its own")
+        return answer
+
+    def close(self) -> None:
+        """Restore PyTorch's kernel and Triton's hooks."""
+        self.hooks.remove(self._launched)
+        super().close()
+
+
+NAMED = ("flaggems", "torch.compile", "tile_kernels", "backend:NAME", "MODULE:OBJECT",
+         "FILE.py:OBJECT")  # fmt: skip
+
+
+def needs_gpu(name: str) -> bool:
+    """Whether a library has nothing to show on a CPU."""
+    return name in ("flaggems", "tile_kernels")
+
+
+def load_library(name: str, device: str) -> Library:
+    """The library of a name, imported.
+
+    Raises:
+        ConfigError: there is none of that name, it cannot be imported, or needs a GPU.
+    """
+    if needs_gpu(name) and device == "cpu":
+        raise ConfigError(
+            f"library {name} has kernels for GPUs only and this run is on a CPU; torch.compile or"
+            " functions of yours (FILE.py:OBJECT) can be screened here"
+        )
+    if name == flaggems.NAME:
+        return FlagGems()
+    if name == "torch.compile":
+        from deepinfer.screening.compiled import Compiled
+
+        return Compiled()
+    if name == "tile_kernels" or name.startswith("backend:"):
+        from deepinfer.screening.own import Backends
+
+        return Backends(name)
+    return _users(name, device)
+
+
+def _users(name: str, device: str) -> Library:
+    where, _, attribute = name.partition(":")
+    module = _module(name, where)
+    found = getattr(module, attribute or DEFAULT_OBJECT, None)
+    if isinstance(found, Library):
+        return found
+    if isinstance(found, Mapping):
+        return Functions(name, found, device)
+    raise ConfigError(
+        f"library {name}: {where} has no {attribute or DEFAULT_OBJECT} that is a dict of functions"
+        " by operator, or an object with the methods of deepinfer.screening.library.Library"
+    )
+
+
+def _module(name: str, where: str) -> ModuleType:
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where)
+        spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", Path(where).stem), where)
+        assert spec is not None and spec.loader is not None, where
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:
+        expected = ", ".join(NAMED)
+        raise ConfigError(
+            f"library {name!r} cannot be imported ({type(error).__name__}: {error}); expected one"
+            f" of {expected}"
+        ) from error
