@@ -22,11 +22,21 @@ if ! "$python" -c 'import cyclopts, deepinfer, torch' 2>/dev/null; then
 fi
 
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+every=ref,triton,tilelang,flaggems,no-tilelang,strict,speculation,no-speculation
+
+# Whether the option $1 is among the arguments after it.
+given() {
+  local name=$1 argument
+  shift
+  for argument in "$@"; do
+    case $argument in "$name" | "$name="*) return 0 ;; esac
+  done
+  return 1
+}
+
 options=()
-given=" $* "
-[[ $given == *" --configs"* || $given == *" --compare"* ]] ||
-  options+=(--configs ref,triton,tilelang,flaggems,no-tilelang,strict,speculation,no-speculation)
-[[ $given == *" --out"* ]] || options+=(--out "${OUT:-e2e-report}")
-[[ $given == *" --ranks"* || $gpus == 0 ]] || options+=(--ranks "$gpus")
+given --configs "$@" || given --compare "$@" || options+=(--configs "$every")
+given --out "$@" || options+=(--out "${OUT:-e2e-report}")
+given --ranks "$@" || [ "$gpus" = 0 ] || options+=(--ranks "$gpus")
 
 exec "$python" -m deepinfer report "${MODEL:-$root/models/demo}" ${options[@]+"${options[@]}"} "$@"

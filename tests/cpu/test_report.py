@@ -1,6 +1,8 @@
 """`deepinfer report` with ranks that need no model: whatever goes wrong is said, and ends."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -255,11 +257,11 @@ def test_impossible_configurations_do_not_fail_the_others(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepinfer.ops.select._interpreted", lambda: False)
-    found = made(model, well, configs="triton,tilelang,ref")
-    triton, tilelang, ref = found.outcomes
+    found = made(model, well, configs="triton,tilelang,flaggems,ref")
+    triton, tilelang, flaggems, ref = found.outcomes
     assert found.exit_status == 0
     assert (triton.status, triton.reason) == ("impossible", "triton needs a CUDA GPU")
-    assert tilelang.status == "impossible"
+    assert {tilelang.status, flaggems.status} == {"impossible"}
     assert ref.status == "right"
     assert "- triton: triton needs a CUDA GPU" in markdown(found)
 
@@ -271,6 +273,14 @@ def test_a_refused_setting_makes_only_some_configurations_impossible(model: str)
     found = made(model, lambda job: (0, RankResult(job.rank, "impossible", "no allow-list")))
     assert found.outcomes[0].reason == "no allow-list"
     assert found.exit_status == 1, "nothing ran at all"
+
+
+def test_a_setting_that_cannot_work_is_refused_before_anything_runs(model: str) -> None:
+    start = FakeStart(well)
+    wanted = ReportOptions(configs="ref,ref+max_num_seqs=0")
+    with pytest.raises(ConfigError, match="max_num_seqs = 0"):
+        report(EngineOptions(model), wanted, start=start, machine=CPU)
+    assert start.jobs == []
 
 
 # Distances.
@@ -437,6 +447,36 @@ def test_logs_stay_where_they_are_wanted(model: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made(model, well, out=out)
     assert (out / "ref" / "rank1.log").read_text() == "rank 1 says something\n"
+
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "h20_e2e_report.sh"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "expected"),
+    [
+        (0, [], ["--configs ref,triton", "--out e2e-report"]),
+        (2, ["--limit", "3"], ["--ranks 2", "--limit 3"]),
+        (2, ["--out", "a b", "--ranks=1", "--compare", "ref", "strict"],
+         ["report models --out a b --ranks=1 --compare ref strict"]),
+        (0, ["--output-tokens", "4"], ["--out e2e-report", "--output-tokens 4"]),
+    ],
+)  # fmt: skip
+def test_the_script_adds_what_was_not_given(
+    gpus: int, given: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$2" in *device_count*) echo {gpus} ;; deepinfer) echo "$*" ;; esac\n'
+    )
+    python.chmod(0o755)
+    environment = {"PYTHON": str(python), "MODEL": "models", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [str(SCRIPT), *given], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("-m deepinfer report models ")
+    for text in expected:
+        assert text in done.stdout
 
 
 def test_old_results_do_not_stand_in_for_new_ones(model: str, tmp_path: Path) -> None:

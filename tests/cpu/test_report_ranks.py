@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from deepinfer.cli import main
 from deepinfer.commands.report import exercise, inspection, rank
 from deepinfer.commands.report.configurations import Configuration, parse
 from deepinfer.commands.report.explain import Explanation, explain
@@ -20,7 +21,7 @@ from deepinfer.commands.report.layers import first_over, layer_distances
 from deepinfer.commands.report.plan import Machine, Plan, ReportOptions
 from deepinfer.commands.report.questions import Question
 from deepinfer.commands.report.records import Job, RankResult, set_fields
-from deepinfer.commands.report.run import Report, report
+from deepinfer.commands.report.run import Report
 from deepinfer.commands.report.show import markdown
 from deepinfer.commands.report.supervise import Ended, Ending
 from deepinfer.commands.report.verdict import Outcome, judge
@@ -287,18 +288,29 @@ def test_equal_configurations_have_equal_states(small_folder: Path, tmp_path: Pa
 # The whole, in processes.
 
 
-def test_two_ranks_of_the_demo_model_agree(tmp_path: Path) -> None:
-    options = EngineOptions(str(DEMO), device="cpu", threads=1)
-    wanted = ReportOptions(configs="ref", ranks=2, limit=2, out=tmp_path, prompt_tokens=8,
-                           output_tokens=2)  # fmt: skip
-    seen: set[str] = set()
-    found = report(options, wanted, look=lambda text, done, total: seen.add(text))
-    (ref,) = found.outcomes
-    assert ref.failures == []
-    assert (found.exit_status, ref.status, ref.ranks_agree, ref.runs_equal) == (
-        0, "right", True, True,
-    )  # fmt: skip
-    assert [answer.found for answer in ref.answers] == ["Paris", "Tokyo"]
-    assert [result.agreed for result in ref.results] == [True, True]
-    assert any("loading" in text for text in seen)
-    json.dumps(found.to_dict(), allow_nan=False)
+def test_two_ranks_of_the_demo_model_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", str(DEMO), "--device", "cpu", "--threads", "1", "--configs", "ref",
+             "--ranks", "2", "--limit", "2", "--prompt-tokens", "8", "--output-tokens", "2",
+             "--out", str(tmp_path)]  # fmt: skip
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    printed = capsys.readouterr().out
+    (ref,) = json.loads((tmp_path / "report.json").read_text())["outcomes"]
+    assert ref["failures"] == []
+    assert (ref["status"], ref["ranks_agree"], ref["runs_equal"]) == ("right", True, True)
+    assert [answer["found"] for answer in ref["answers"]] == ["Paris", "Tokyo"]
+    assert [result["agreed"] for result in ref["results"]] == [True, True]
+    assert (exit_.value.code, "exit status 0" in printed) == (0, True)
+    assert (tmp_path / "report.md").read_text().startswith("# End-to-end report")
+
+
+def test_a_checkpoint_without_questions_is_refused_in_one_line(
+    small_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["report", str(small_folder), "--device", "cpu"])
+    assert exit_.value.code == 2
+    err = capsys.readouterr().err
+    assert "questions.json: no such file; name a file of questions with --questions" in err

@@ -12,7 +12,8 @@ from typing import Literal, Self
 from deepinfer.commands.report.configurations import Configuration, options_for
 from deepinfer.commands.report.questions import Question
 from deepinfer.commands.report.records import Job, set_fields
-from deepinfer.config import EngineOptions
+from deepinfer.config import EngineOptions, Host, resolve
+from deepinfer.env import read_environment
 from deepinfer.errors import ConfigError
 
 CPU_RANKS = 2
@@ -154,15 +155,20 @@ def why_impossible(plan: Plan, configuration: Configuration) -> str | None:
     """What a configuration lacks here, as far as that can be seen before a model is loaded.
 
     Raises:
-        ConfigError, CheckpointError: of the checkpoint's config.json.
+        ConfigError, CheckpointError: a setting contradicts others or the checkpoint, or its
+            config.json cannot be read.
     """
     from deepinfer.checkpoint.hf_config import load_model_config
 
+    model = load_model_config(Path(plan.options.model))
     try:
-        options_for(plan.options, configuration)
+        options = options_for(plan.options, configuration)
+        resolve(options, read_environment(), model, Host(plan.gpus > 0, os.cpu_count() or 1))
     except ConfigError as error:
-        return str(error)
-    if configuration.drafts and not load_model_config(Path(plan.options.model)).has_drafter:
+        if configuration.may_lack:
+            return str(error)
+        raise
+    if configuration.drafts and not model.has_drafter:
         return "the checkpoint has no drafter"
     if configuration.backend is None:
         return None

@@ -47,23 +47,22 @@ def show(report: Report, out: Path | None) -> None:
         if isinstance(part, Lines):
             console.print(Text(part.title, style="bold"))
             for line in part.lines:
-                console.print(Text(f"  {line}"))
+                console.print(Text(f"  {line}"), soft_wrap=True)
             for name, block in part.blocks:
                 console.print(Text(f"  {name}:"))
-                console.print(Text(block))
+                console.print(Text(block), soft_wrap=True)
             console.print()
         elif not part.detail:
             console.print(Text(part.title, style="bold"))
             table = RichTable(box=box.SIMPLE)
             for number, name in enumerate(part.header):
-                least = max(map(len, name.split()))
-                table.add_column(name, no_wrap=number == 0, min_width=least)
+                table.add_column(name, no_wrap=number == 0)
             for row in part.rows:
                 table.add_row(*(Text(cell) for cell in row))
             console.print(table)
     if out is not None:
-        console.print(Text(f"{out / 'report.md'}, {out / 'report.json'}"))
-    console.print(Text(headline(report), style="bold"))
+        console.print(Text(f"{out / 'report.md'}, {out / 'report.json'}"), soft_wrap=True)
+    console.print(Text(headline(report), style="bold"), soft_wrap=True)
 
 
 def write(report: Report, out: Path) -> None:

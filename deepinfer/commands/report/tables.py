@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deepinfer.commands.report.explain import Explanation
-from deepinfer.commands.report.records import Difference, RankResult
+from deepinfer.commands.report.records import Difference
 from deepinfer.commands.report.run import Report
 from deepinfer.commands.report.verdict import Distance, Parting
 
@@ -17,9 +17,9 @@ GIB = 2**30
 _MOST = 20  # rows of what may be long
 _MEASURED = (
     "load: checkpoint, kernels and graphs; first: to the first token of a question, alone, median",
-    "prefill, decode: tokens/s of one long prompt and after it",
-    "asked: generated tokens/s of all questions at once; all ranks: the sum over ranks",
-    "memory: peaks of rank 0",
+    "prefill, decode: of one long prompt and after it, alone",
+    "asked: generated tokens of all questions at once; all: the sum over ranks",
+    "round: tokens that a round of speculation gave after the long prompt",
 )
 
 
@@ -56,6 +56,7 @@ def parts(report: Report) -> Iterator[Part]:
         yield Table("Wrong answers", ("configuration", "question", "expected", "found"), wrong)
     if any(outcome.first for outcome in report.outcomes):
         yield _speed(report)
+        yield _memory(report)
         yield Lines("How it was measured", list(_MEASURED), [])
     if report.distances:
         yield _distances(report.distances)
@@ -81,13 +82,13 @@ def headline(report: Report) -> str:
 
 
 def _verdicts(report: Report) -> Table:
-    header = ("configuration", "verdict", "right", "ranks agree", "runs equal", "fallbacks",
+    header = ("configuration", "verdict", "right", "ranks agree", "runs equal", "fell back",
               "failures")  # fmt: skip
     rows = []
     for outcome in report.outcomes:
         name = outcome.configuration.name
         if outcome.status == "impossible":
-            rows.append((name, "not possible here", *[""] * 5))
+            rows.append((name, "not possible", *[""] * 5))
             continue
         judged = [answer for answer in outcome.answers if answer.right is not None]
         right = sum(answer.right is True for answer in judged)
@@ -125,44 +126,42 @@ def _answers(report: Report, wrong_only: bool) -> Table:
 
 
 def _speed(report: Report) -> Table:
-    header = ("configuration", "load s", "first ms", "prefill/s", "decode/s", "asked/s",
-              "all ranks/s", "memory GiB")  # fmt: skip
+    header = ("configuration", "load s", "first ms", "prefill", "decode", "asked", "all", "round")
     rows = []
     for outcome in report.outcomes:
         done = [result for result in outcome.results if result.status == "done"]
         if not done:
             continue
-        first = done[0]
+        seconds, rates = done[0].seconds, done[0].rates
         total = sum(result.rates.get("questions", 0.0) for result in done)
         rows.append(
-            (outcome.configuration.name, _number(first.seconds.get("loading"), 1),
-             _number(first.seconds.get("first_token"), 1, 1000),
-             _number(first.rates.get("prefill"), 1), _decode(first),
-             _number(first.rates.get("questions"), 1), _number(total or None, 1), _memory(first))
+            (outcome.configuration.name, _number(seconds.get("loading")),
+             _number(seconds.get("first_token"), 1000), _number(rates.get("prefill")),
+             _number(rates.get("decode")), _number(rates.get("questions")),
+             _number(total or None), _number(rates.get("tokens_per_round")))
         )  # fmt: skip
-    return Table("Speed and memory of rank 0", header, rows)
+    return Table("Speed of rank 0, tokens per second", header, rows)
 
 
-def _decode(result: RankResult) -> str:
-    rate = _number(result.rates.get("decode"), 1)
-    rounds = result.rates.get("tokens_per_round")
-    return rate if rounds is None else f"{rate} ({rounds:.2f} a round)"
-
-
-def _memory(result: RankResult) -> str:
-    """Peaks: of the GPU where there is one, then of the process on the host."""
-    names = ("gpu_allocated_peak", "gpu_reserved_peak", "host_peak")
-    labels = ("used", "reserved", "host")
-    return ", ".join(
-        f"{result.memory[name] / GIB:.2f} {label}"
-        for name, label in zip(names, labels, strict=True)
-        if name in result.memory
-    )
+def _memory(report: Report) -> Table:
+    names = {"host_peak": "host", "gpu_allocated_peak": "GPU used",
+               "gpu_reserved_peak": "GPU reserved", "gpu_free": "GPU free at the end",
+               "gpu_total": "GPU in all"}  # fmt: skip
+    results = [result for outcome in report.outcomes for result in outcome.results]
+    known = {name for result in results for name in result.memory}
+    columns = {name: label for name, label in names.items() if name in known}
+    rows = []
+    for outcome in report.outcomes:
+        for result in outcome.results:
+            memory = (result.memory.get(name) for name in columns)
+            cells = ("–" if size is None else f"{size / GIB:.2f}" for size in memory)
+            rows.append((outcome.configuration.name, str(result.rank), *cells))
+    return Table("Memory, peaks in GiB", ("configuration", "rank", *columns.values()), rows)
 
 
 def _distances(distances: list[Distance]) -> Table:
-    header = ("configurations", "replies equal", "largest difference, log-probability",
-              "own two runs equal")  # fmt: skip
+    header = ("configurations", "replies equal", "largest log-probability gap",
+              "own runs equal")  # fmt: skip
     rows = [
         (_pair(d.names), f"{d.same} of {d.total}",
          "not reported" if d.logprob is None else f"{d.logprob:.3g}",
@@ -223,11 +222,11 @@ def _unequal(found: Explanation) -> Table:
             worst[key] = entry
     ordered = sorted(worst.values(), key=lambda e: (e.complaint is None, -e.distance))
     rows = [
-        (e.operator, e.output, " / ".join(e.backends), f"{calls[e.operator, e.output]}",
-         f"{e.distance:.3g}", e.place, e.complaint or "within its tolerance")
+        (f"{e.operator} {e.output}", " / ".join(e.backends), f"{calls[e.operator, e.output]}",
+         f"{e.distance:.3g}", e.place, e.complaint or "within")
         for e in ordered[:_MOST]
     ]  # fmt: skip
-    header = ("operator", "output", "backends", "unequal calls", "distance", "worst at", "verdict")
+    header = ("operator, output", "backends", "unequal calls", "distance", "worst at", "tolerance")
     return Table("Operators that are not equal", header, rows)
 
 
@@ -295,7 +294,7 @@ def _yes(value: bool | None) -> str:
     return "–" if value is None else "yes" if value else "no"
 
 
-def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
+def _number(value: float | None, factor: float = 1.0) -> str:
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value * factor:,.{digits}f}"
+    return f"{value * factor:,.{1 if value * factor < 1000 else 0}f}"
