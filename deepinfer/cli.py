@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 from cyclopts import App, CycloptsError, Parameter, Token
 
 from deepinfer import __version__
+from deepinfer.commands.report.plan import ReportOptions
 from deepinfer.config import EngineOptions
 from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.sampling.params import SamplingParams
@@ -115,6 +116,8 @@ def _text_or_file(name: str, text: str) -> str:
 
 Sampling = Annotated[_TerminalSampling, Parameter(name="*")]
 Form = Annotated[_Form, Parameter(name="*")]
+Wanted = Annotated[ReportOptions, Parameter(name="*")]
+_EVERYTHING = ReportOptions()
 
 
 @app.command
@@ -246,6 +249,38 @@ def evaluate(
         print(json.dumps(report.to_dict()))
     else:
         show(report, show_wrong)
+
+
+@app.command
+def report(
+    options: Options,
+    *,
+    wanted: Wanted = _EVERYTHING,
+    as_json: Json = False,
+) -> int:
+    """Run a checkpoint end to end in several configurations and say whether everything is right.
+
+    Each configuration answers the checkpoint's questions twice, on every rank, in processes of its
+    own. Exit status 0 only if all answers are right, ranks and runs are equal bit for bit, and
+    nothing crashed, hung or fell back in strict mode.
+
+    Parameters
+    ----------
+    as_json:
+        Print JSON instead of tables.
+    """
+    from deepinfer.commands.report.run import report as run
+    from deepinfer.commands.report.show import Bar, show, write
+
+    with Bar(not as_json) as bar:
+        found = run(options, wanted, look=bar.look)
+    if wanted.out is not None:
+        write(found, wanted.out)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        show(found, wanted.out)
+    return found.exit_status
 
 
 @app.command

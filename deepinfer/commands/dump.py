@@ -50,6 +50,20 @@ def _cached(loaded: Loaded, ids: Tensor, chunk: int) -> tuple[Tensor, list[Tenso
     return torch.cat(logits), [torch.cat(parts) for parts in zip(*streams, strict=True)]
 
 
+@torch.inference_mode()
+def states(loaded: Loaded, token_ids: list[int], chunk: int | None) -> tuple[Tensor, list[Tensor]]:
+    """Logits [T, V] and the streams [T, S, H] that enter each block, of tokens that fit the model.
+
+    Args:
+        chunk: tokens of each forward through the cache; None = no cache.
+    """
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=loaded.config.device)
+    if chunk is not None:
+        return _cached(loaded, ids, chunk)
+    hidden = recompute(loaded.model, ids.unsqueeze(0), loaded.token_map, True)
+    return loaded.model.logits(hidden.x)[0], [part[0] for part in hidden.streams]
+
+
 def dump(options: EngineOptions, token_ids: list[int], out: Path, mode: str) -> dict[str, Tensor]:
     """Write `logits` [T, V] and `streams.<i>` [T, S, H], float32, to a safetensors file.
 
@@ -72,14 +86,7 @@ def dump(options: EngineOptions, token_ids: list[int], out: Path, mode: str) -> 
             f"{len(token_ids)} token ids; expected at most max_model_len ="
             f" {loaded.config.max_model_len}"
         )
-    ids = torch.tensor(token_ids, dtype=torch.int64, device=loaded.config.device)
-    with torch.inference_mode():
-        if chunk is None:
-            hidden = recompute(loaded.model, ids.unsqueeze(0), loaded.token_map, True)
-            logits = loaded.model.logits(hidden.x)[0]
-            streams = [part[0] for part in hidden.streams]
-        else:
-            logits, streams = _cached(loaded, ids, chunk)
+    logits, streams = states(loaded, token_ids, chunk)
     tensors = {"logits": logits}
     tensors |= {f"streams.{number}": part for number, part in enumerate(streams)}
     tensors = {name: part.to("cpu", torch.float32).contiguous() for name, part in tensors.items()}

@@ -62,6 +62,7 @@ class Operator:
 
     Attributes:
         backend, reason: what was chosen, and why.
+        function: the chosen implementation.
         calls, fallbacks: how often it was called, and how often the reference stepped in.
     """
 
@@ -73,14 +74,14 @@ class Operator:
         self.reason = reason
         self.calls = 0
         self.fallbacks = 0
-        self._function = function
+        self.function = function
         self._strict = strict
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it; arguments and results are those of the reference."""
         self.calls += 1
         try:
-            return self._function(*args, **kwargs)
+            return self.function(*args, **kwargs)
         except Unsupported as error:
             reason = str(error)
         message = f"operator {self.spec.name}: {self.backend} {reason}"

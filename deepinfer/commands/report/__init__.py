@@ -1,0 +1,1 @@
+"""`deepinfer report`: a checkpoint end to end, on several ranks and in several configurations."""
