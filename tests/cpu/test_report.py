@@ -154,7 +154,7 @@ def crash_of_rank_1(job: Job) -> tuple[int, RankResult | None]:
 def test_a_crashed_rank_is_a_hard_failure_with_the_end_of_its_log(model: str) -> None:
     found = made(model, crash_of_rank_1)
     (failure,) = found.outcomes[0].failures
-    assert (failure.rank, failure.what) == (1, "crashed: ended by SIGSEGV")
+    assert (failure.rank, failure.what) == (1, "crashed while starting: ended by SIGSEGV")
     assert failure.log_tail == "rank 1 says something"
     assert found.outcomes[0].ranks_agree is None
 

@@ -249,7 +249,7 @@ def in_process(jobs: list[Job]) -> list[Ended]:
     done = []
     for job in jobs:
         Path(job.folder).mkdir(parents=True, exist_ok=True)
-        done.append(Ended(Ending(job.rank, "done", ""), rank.run(job), ""))
+        done.append(Ended(Ending(job.rank, "done", ""), rank.run(job), "", ""))
     return done
 
 

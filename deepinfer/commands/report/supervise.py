@@ -51,10 +51,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job afterwards: how its process ended, its result if it left one, the end of its log."""
+    """A job afterwards.
+
+    Attributes:
+        result: None if it left none; at: what it was last doing; tail: the end of its log.
+    """
 
     ending: Ending
     result: RankResult | None
+    at: str
     tail: str
 
 
@@ -180,7 +185,7 @@ def run_jobs(
         raise
     endings = supervise(processes, seconds, look=lambda: look(doing(jobs)))
     return [
-        Ended(ending, RankResult.read(job), log_tail(job.log))
+        Ended(ending, RankResult.read(job), _at(job), log_tail(job.log))
         for ending, job in zip(endings, jobs, strict=True)
     ]
 
@@ -189,15 +194,18 @@ def doing(jobs: Sequence[Job]) -> str:
     """What the processes are at, like "loading" or "rank 0 measuring, ranks 1 2 loading"."""
     at: dict[str, list[str]] = {}
     for job in jobs:
-        line = "starting"
-        if job.progress.exists():
-            line = job.progress.read_text(encoding="utf-8", errors="replace").strip() or line
-        at.setdefault(line, []).append(str(job.rank))
+        at.setdefault(_at(job), []).append(str(job.rank))
     if len(at) == 1:
         return next(iter(at))
     return ", ".join(
         f"rank{'s' * (len(ranks) > 1)} {' '.join(ranks)} {line}" for line, ranks in at.items()
     )
+
+
+def _at(job: Job) -> str:
+    if not job.progress.exists():
+        return "starting"
+    return job.progress.read_text(encoding="utf-8", errors="replace").strip() or "starting"
 
 
 def log_tail(file: Path, lines: int = TAIL_LINES) -> str:

@@ -67,11 +67,10 @@ def parts(report: Report) -> Iterator[Part]:
                         partings)  # fmt: skip
     if report.explanation is not None:
         yield from _explanation(report.explanation)
-    yield _backends(report)
     yield _fallbacks(report)
-    yield _operators(report)
-    yield _answers(report, wrong_only=False)
-    yield _hosts(report)
+    for table in (_backends(report), _operators(report), _answers(report, False), _hosts(report)):
+        if table.rows:
+            yield table
 
 
 def headline(report: Report) -> str:
@@ -92,8 +91,9 @@ def _verdicts(report: Report) -> Table:
             continue
         judged = [answer for answer in outcome.answers if answer.right is not None]
         right = sum(answer.right is True for answer in judged)
+        score = f"{right} of {len(judged)}" if judged else "–"
         rows.append(
-            (name, outcome.status, f"{right} of {len(judged)}", _yes(outcome.ranks_agree),
+            (name, outcome.status, score, _yes(outcome.ranks_agree),
              _yes(outcome.runs_equal), str(outcome.fallbacks), str(len(outcome.failures) or "none"))
         )  # fmt: skip
     return Table("Verdicts", header, rows)

@@ -102,7 +102,7 @@ def broken(ranks: Sequence[Ended]) -> list[Failure]:
         if result is not None and result.status != "done":
             what = f"{result.status}: {result.reason}"
         elif ending.kind != "done":
-            what = f"{ending.kind}: {ending.text}"
+            what = f"{ending.kind} while {rank.at}: {ending.text}"
         elif result is None:
             what = "ended without a result"
         else:
