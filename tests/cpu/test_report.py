@@ -372,6 +372,12 @@ def test_a_configuration_can_be_changed_by_settings() -> None:
     assert (options.act_quant, options.max_num_seqs) == (False, 4)
 
 
+def test_an_allow_list_goes_to_configurations_that_use_one() -> None:
+    base = EngineOptions("m", flaggems_allowlist="list.json")
+    found = {c.name: options_for(base, c).flaggems_allowlist for c in parse("ref,flaggems")}
+    assert found == {"ref": None, "flaggems": "list.json"}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from deepinfer.commands.report.verdict import Outcome, judge
 from deepinfer.config import EngineOptions
 from deepinfer.engine.loading import Loaded, load
 from deepinfer.errors import ConfigError
+from deepinfer.libraries import switch
 from deepinfer.ops.select import Operator, Operators, references
 from deepinfer.ops.spec import OpSpec
 
@@ -67,6 +69,19 @@ def test_drafted_answers_have_the_tokens_of_plain_ones(job: Job) -> None:
         assert mine.text == theirs.text
     assert drafted.rates["tokens_per_round"] >= 1
     assert drafted.runs[0].steps
+
+
+def test_operators_that_a_library_replaced_are_listed_beside_the_engines(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uses = {"mul.Tensor": SimpleNamespace(calls=5, kept=2)}
+    enabled = SimpleNamespace(replacement=SimpleNamespace(uses=uses), line=lambda: "1 operator")
+    monkeypatch.setattr(switch, "active", lambda: enabled)
+    result = exercise.answers(job)
+    (use,) = (use for use in result.operators if use.backend == "flaggems")
+    assert (use.operator, use.calls, use.fallbacks) == ("aten::mul.Tensor", 5, 0)
+    assert "PyTorch did 2 more" in use.reason
+    assert result.notes == ["FlagGems: 1 operator"]
 
 
 def test_digests_see_a_single_bit() -> None:

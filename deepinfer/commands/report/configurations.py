@@ -133,14 +133,12 @@ _EXPECTED = {
 def options_for(base: EngineOptions, configuration: Configuration) -> EngineOptions:
     """The user's options with those of a configuration, which come first.
 
-    Raises:
-        ConfigError: this version has no such setting.
+    An allow-list only goes to configurations that use one: it would be refused by the others.
     """
-    known = {f.name for f in dataclasses.fields(EngineOptions)}
     settings = dict(configuration.settings)
-    lacking = sorted(set(settings) - known)
-    if lacking:
-        raise ConfigError(f"this version has no setting {lacking[0]}")
     if "op" in settings:
         settings["op"] = (*(base.op or ()), *settings["op"])
-    return replace(base, **settings)
+    options = replace(base, **settings)
+    if (options.flaggems or "off") == "off" and "flaggems_allowlist" not in settings:
+        options = replace(options, flaggems_allowlist=None)
+    return options

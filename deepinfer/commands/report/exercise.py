@@ -32,6 +32,8 @@ from deepinfer.commands.report.records import (
     engine_options,
 )
 from deepinfer.engine.llm import LLM
+from deepinfer.libraries import switch
+from deepinfer.libraries.flaggems import NAME as FLAGGEMS
 from deepinfer.log import logger
 from deepinfer.sampling.logprobs import TokenLogprobs
 from deepinfer.sampling.params import SamplingParams
@@ -66,6 +68,8 @@ def answers(job: Job) -> RankResult:
         at(job, "measuring")
         exchange.wait()
         seconds, rates = _measure(llm, prompts, job)
+        if (enabled := switch.active()) is not None:
+            notes.append(f"FlagGems: {enabled.line()}")
     result = RankResult(
         job.rank, "done", host=_host(llm), runs=runs, operators=_operators(llm), notes=notes,
         seconds={"loading": loading, **seconds}, rates=rates, memory=_memory(),
@@ -198,9 +202,18 @@ def _cycled(ids: list[int], length: int) -> list[int]:
 
 
 def _operators(llm: LLM) -> list[OperatorUse]:
-    return [
+    """The engine's operators, then PyTorch's that a library has replaced."""
+    own = [
         OperatorUse(o.spec.name, o.backend, o.reason, o.calls, o.fallbacks)
         for o in llm.model.precision.operators.all()
+    ]
+    enabled = switch.active()
+    replaced = {} if enabled is None else enabled.replacement.uses
+    return own + [
+        OperatorUse(
+            f"aten::{name}", FLAGGEMS, f"allowed; PyTorch did {use.kept} more", use.calls, 0
+        )
+        for name, use in replaced.items()
     ]
 
 

@@ -83,8 +83,10 @@ def explain(
 
 
 def _backends(outcome: Outcome) -> list[str]:
+    """Of the engine's operators, without those of PyTorch that a library has replaced."""
     assert outcome.first is not None
-    return [use.backend for use in outcome.first.operators]
+    operators = outcome.first.operators
+    return [use.backend for use in operators if not use.operator.startswith("aten::")]
 
 
 def _kernels(outcome: Outcome) -> int:

@@ -161,8 +161,8 @@ def why_impossible(plan: Plan, configuration: Configuration) -> str | None:
     from deepinfer.checkpoint.hf_config import load_model_config
 
     model = load_model_config(Path(plan.options.model))
+    options = options_for(plan.options, configuration)
     try:
-        options = options_for(plan.options, configuration)
         resolve(options, read_environment(), model, Host(plan.gpus > 0, os.cpu_count() or 1))
     except ConfigError as error:
         if configuration.may_lack:

@@ -125,6 +125,7 @@ class Run:
 class OperatorUse:
     """One operator of the model: what ran, why, how often, and how often the reference stepped in.
 
+    An operator of PyTorch that a library has replaced begins with "aten::".
     Calls from Python are counted: what a CUDA graph replays is counted when it is captured.
     """
 
