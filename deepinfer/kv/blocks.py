@@ -67,20 +67,20 @@ class BlockAllocator:
         """Slots that nobody owns."""
         return len(self._free_slots)
 
+    def free_numbers(self) -> tuple[list[int], list[int]]:
+        """Numbers of the free pages and of the free slots, for audits."""
+        return list(self._free_pages), list(self._free_slots)
+
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
-    def can_open(self, tokens: int) -> bool:
-        """Whether a new sequence of `tokens` tokens fits now."""
-        return bool(self._free_slots) and self.pages_for(tokens) <= self.free_pages
-
-    def open(self) -> SequenceBlocks:
-        """A state slot for a new sequence without pages."""
-        return SequenceBlocks(self.take_slot())
-
     def reserve(self, blocks: SequenceBlocks, tokens: int) -> None:
-        """Make room for `tokens` tokens in all; either every page is added or none."""
+        """Make room for `tokens` tokens in all; either every page is added or none.
+
+        Raises:
+            OutOfPages: more pages are wanted than are free.
+        """
         assert blocks.slot >= 0, "pages wanted for a closed sequence"
         missing = self.pages_for(tokens) - len(blocks.pages)
         if missing > self.free_pages:
@@ -91,24 +91,6 @@ class BlockAllocator:
             page = self._free_pages.pop()
             self.references[page] = 1
             blocks.pages.append(page)
-
-    def close(self, blocks: SequenceBlocks) -> None:
-        """Give back everything that a sequence holds."""
-        assert blocks.slot >= 0, "sequence closed twice"
-        for page in reversed(blocks.pages):
-            self.release(page)
-        self.give_slot(blocks.slot)
-        blocks.pages, blocks.slot = [], -1
-
-    def take_slot(self) -> int:
-        """A free slot, which is the caller's from now on."""
-        if not self._free_slots:
-            raise OutOfPages(f"all {self.slots} state slots are in use")
-        return self._free_slots.pop()
-
-    def give_slot(self, slot: int) -> None:
-        """Take back a slot from its owner."""
-        self._free_slots.append(slot)
 
     def share(self, page: int) -> None:
         """One holder more of a page that has one."""
@@ -124,26 +106,11 @@ class BlockAllocator:
             self._free_pages.append(page)
         return left
 
-    def free_numbers(self) -> tuple[list[int], list[int]]:
-        """Numbers of the free pages and of the free slots, for audits."""
-        return list(self._free_pages), list(self._free_slots)
+    def take_slot(self) -> int:
+        """A free slot, which is the caller's from now on; there must be one."""
+        assert self._free_slots, f"all {self.slots} state slots are in use"
+        return self._free_slots.pop()
 
-
-def waves(copies: list[Copy]) -> list[list[Copy]]:
-    """Split orders that hold one after the other into groups that may each run at once.
-
-    Within a group nothing is written twice, and nothing is both read and written. Slots and pages
-    are told apart, the order of the groups is the order of the orders.
-    """
-    groups: list[list[Copy]] = []
-    read: set[tuple[type[Copy], int]] = set()
-    written: set[tuple[type[Copy], int]] = set()
-    for copy in copies:
-        source, target = (type(copy), copy.source), (type(copy), copy.target)
-        if not groups or source in written or target in written or target in read:
-            groups.append([])
-            read, written = set(), set()
-        groups[-1].append(copy)
-        read.add(source)
-        written.add(target)
-    return groups
+    def give_slot(self, slot: int) -> None:
+        """Take back a slot from its owner."""
+        self._free_slots.append(slot)

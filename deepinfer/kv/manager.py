@@ -240,7 +240,7 @@ class KVManager:
         if self.allocator.free_slots <= set_aside:
             most = self.allocator.slots - self.tree.checkpoints
             raise OutOfPages(f"all {most} state slots for sequences are in use")
-        return self.allocator.open()
+        return SequenceBlocks(self.allocator.take_slot())
 
     def _count(self, match: Match, tokens: int, reuse: bool) -> None:
         counters = self.tree.counters

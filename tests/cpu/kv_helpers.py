@@ -8,7 +8,7 @@ so whatever reads something old, foreign or unwritten is found out.
 import zlib
 from collections.abc import Sequence
 
-from deepinfer.kv.blocks import Copy, PageCopy, SequenceBlocks, waves
+from deepinfer.kv.blocks import Copy, PageCopy, SequenceBlocks
 from deepinfer.kv.manager import KVManager
 
 POISON = -1
@@ -40,17 +40,12 @@ class FakeDevice:
         return [(POISON, POISON)] * self.ring
 
     def copy(self, copies: list[Copy]) -> None:
-        """Run orders, those of a wave all at once."""
-        for wave in waves(copies):
-            read = [
-                self.pages[c.source] if isinstance(c, PageCopy) else self.slots[c.source]
-                for c in wave
-            ]
-            for copy, content in zip(wave, map(list, read), strict=True):
-                if isinstance(copy, PageCopy):
-                    self.pages[copy.target] = content
-                else:
-                    self.slots[copy.target] = content
+        """Run orders, one after the other."""
+        for order in copies:
+            if isinstance(order, PageCopy):
+                self.pages[order.target] = list(self.pages[order.source])
+            else:
+                self.slots[order.target] = list(self.slots[order.source])
 
     def read(self, blocks: SequenceBlocks, count: int) -> list[int]:
         """Tokens 0..count - 1 as the pages have them; the window of the next row must agree."""

@@ -20,7 +20,7 @@ class Cache:
         self.tree = PrefixTree(self.allocator, checkpoints)
 
     def compute(self, text: str) -> SequenceBlocks:
-        blocks = self.allocator.open()
+        blocks = SequenceBlocks(self.allocator.take_slot())
         self.allocator.reserve(blocks, len(text))
         return blocks
 
