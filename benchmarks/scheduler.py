@@ -4,6 +4,8 @@
 
 All sequences decode, as in a long-running server at full load, in the overlapped order: a step is
 planned before the tokens of the one before are known. No model runs and nothing is on a device.
+Beside the time that passed stands the processor time of the thread, which other processes on a busy
+machine do not lengthen.
 """
 
 import argparse
@@ -45,29 +47,46 @@ def append(scheduler: Scheduler, plan: StepPlan) -> None:
             scheduler.append(row.sequence, 1)
 
 
-def measure(sequences: int, steps: int, prompt_tokens: int) -> dict[str, list[float]]:
-    """Seconds of every phase of every step."""
+Times = dict[str, list[tuple[float, float]]]
+
+
+def measure(sequences: int, steps: int, prompt_tokens: int) -> Times:
+    """Seconds of every phase of every step: passed, and on the processor."""
     scheduler = loaded_scheduler(sequences, steps, prompt_tokens)
-    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    times: Times = {phase: [] for phase in PHASES}
     before = scheduler.plan()
     scheduler.commit(before)
     gc.collect()
     gc.freeze()
     for _ in range(steps):
-        stamps = [time.perf_counter()]
+        stamps = [now()]
         plan = scheduler.plan()
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         scheduler.commit(plan)
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         append(scheduler, before)
-        stamps.append(time.perf_counter())
+        stamps.append(now())
         assert plan.decodes == len(plan.rows) == sequences
         assert all(row.from_device for row in plan.rows)
         before = plan
         for phase, start, end in zip(PHASES, stamps, stamps[1:], strict=False):
-            times[phase].append(end - start)
+            times[phase].append((end[0] - start[0], end[1] - start[1]))
     gc.unfreeze()
     return times
+
+
+def now() -> tuple[float, float]:
+    """Clock and processor time of this thread."""
+    return time.perf_counter(), time.thread_time()
+
+
+def summary(seconds: list[tuple[float, float]]) -> dict[str, float]:
+    """Median and 99th percentile of both, in microseconds."""
+    found = {}
+    for name, values in zip(("", "cpu_"), zip(*seconds, strict=True), strict=True):
+        found[f"{name}median_us"] = round(statistics.median(values) * 1e6, 1)
+        found[f"{name}p99_us"] = round(statistics.quantiles(values, n=100)[98] * 1e6, 1)
+    return found
 
 
 def main() -> None:
@@ -78,19 +97,17 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--json", action="store_true", help="one JSON line per row instead")
     args = parser.parse_args()
+    columns = ("median_us", "p99_us", "cpu_median_us", "cpu_p99_us")
     if not args.json:
-        print(f"{'sequences':>9}  {'phase':8}{'median us':>10}{'p99 us':>10}")
+        print(f"{'sequences':>9}  {'phase':8}" + "".join(f"{name:>15}" for name in columns))
     for sequences in args.sequences:
         for phase, seconds in measure(sequences, args.steps, args.prompt_tokens).items():
-            median = statistics.median(seconds) * 1e6
-            p99 = statistics.quantiles(seconds, n=100)[98] * 1e6
+            found = summary(seconds)
             if args.json:
-                row = {"benchmark": "scheduler", "sequences": sequences, "phase": phase,
-                       "steps": args.steps, "median_us": round(median, 1),
-                       "p99_us": round(p99, 1)}  # fmt: skip
-                print(json.dumps(row))
+                row = {"benchmark": "scheduler", "sequences": sequences, "phase": phase}
+                print(json.dumps({**row, "steps": args.steps, **found}))
             else:
-                print(f"{sequences:9}  {phase:8}{median:10.1f}{p99:10.1f}")
+                print(f"{sequences:9}  {phase:8}" + "".join(f"{found[n]:15.1f}" for n in columns))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Knows tokens, pages and state slots by number; must not know sequences, requests or torch. A page
 alone is no place to go on from: window keys, open groups and the n-gram history of that place are
-needed too. They are in a state slot, so only a node that owns a slot, a *checkpoint*, can be hit.
+needed too. They are in a state slot, so only a node that owns a slot, a *checkpoint*, can be hit. A
+hit costs a copy of that slot, and the pages are shared.
 """
 
 from collections import OrderedDict
