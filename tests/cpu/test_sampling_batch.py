@@ -5,12 +5,9 @@ them by `sample`, which test_sampling.py holds to its own definition.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,58 +18,13 @@ from deepinfer.ops.select import Operators, references
 from deepinfer.sampling.batch import NO_TOKEN, Drawn, Masks, SamplingBatch
 from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.params import SamplingParams, sequence_seed
-from deepinfer.sampling.sampler import LogitsError, sample
+from deepinfer.sampling.sampler import sample
 from deepinfer.testing.sync import forbid_sync
+from tests.cpu.sampling_helpers import EOS, Told, expected_token, processed
 
 CPU = torch.device("cpu")
 INF = float("inf")
-V, EOS = 40, 3  # one word and a quarter of bits
-
-
-@dataclass
-class Told:
-    """A sequence as a test knows it."""
-
-    params: SamplingParams
-    seed: int = 0
-    prompt: list[int] = field(default_factory=lambda: [5, 5, 9])
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def position(self) -> int:
-        return len(self.prompt) + len(self.output)
-
-
-def processed(row: Sequence[float], one: Told, mask: Sequence[bool] | None = None) -> Tensor:
-    """Penalties, biases and forbidden tokens, a token at a time: [1, V] float32."""
-    params, out = one.params, []
-    biases = dict(params.bias_pairs)
-    for token, logit in enumerate(np.array(row, dtype=np.float32)):
-        if token in one.prompt or token in one.output:
-            by = np.float32(params.repetition_penalty)
-            logit = logit / by if logit > 0 else logit * by
-        if token in one.output:
-            times = np.float32(one.output.count(token))
-            logit -= np.float32(params.presence_penalty) + (
-                np.float32(params.frequency_penalty) * times
-            )
-        logit += np.float32(biases.get(token, 0.0))
-        early = len(one.output) < params.min_tokens and token in params.end_tokens(EOS)
-        allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
-        if not allowed or early or token in params.banned_token_ids or (mask and not mask[token]):
-            logit = -INF
-        out.append(float(logit))
-    return torch.tensor([out], dtype=torch.float32)
-
-
-def expected_token(row: Tensor, one: Told, mask: Sequence[bool] | None = None) -> int:
-    """NO_TOKEN for what is no distribution."""
-    try:
-        sample(row[None], [one.params], [one.seed], [one.position])
-        drawn = sample(processed(row.tolist(), one, mask), [one.params], [one.seed], [one.position])
-    except LogitsError:
-        return NO_TOKEN
-    return int(drawn.item())
+V = 40  # one word and a quarter of bits
 
 
 class Running:
