@@ -117,7 +117,7 @@ def noise(seed: int, step: int, rows: int) -> Tensor:
     return logits.masked_fill(torch.rand(rows, V, generator=generator) < 0.1, -INF)
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(steps())
 def test_every_row_is_what_it_is_alone_and_by_definition(
     drawn: tuple[list[Told], list[list[int]], int],
@@ -162,13 +162,13 @@ def test_penalties_by_hand() -> None:
 
 
 def test_counts_go_on_for_long_outputs() -> None:
-    """A thousand draws later they are what counting all tokens gives."""
+    """Hundreds of draws later they are what counting all tokens gives."""
     running = Running(2)
     penalties = SamplingParams(max_tokens=2000, frequency_penalty=0.01, presence_penalty=0.1)
     running.open(1, Told(penalties, seed=4))
     row = torch.randn(1, V, generator=torch.Generator().manual_seed(2)).float()
     one = running.by_slot[1]
-    for _ in range(1000):
+    for _ in range(400):
         sampled = running.batch.sample(row.clone(), [1], [one.position])
         one.output.append(int(sampled.tokens))
     assert len(set(one.output)) > 20

@@ -75,13 +75,13 @@ CASES: list[dict[str, Any]] = [
 def test_each_parameter_beside_all_others(llm: LLM, model: Loaded) -> None:
     """Three at a time, chunks of prompts between them, preemption included: the cache is small."""
     eos = llm.model_config.eos_token_id
-    params = [SamplingParams(max_tokens=14, seed=number, **case)
+    params = [SamplingParams(max_tokens=8, seed=number, **case)
               for number, case in enumerate(CASES)]  # fmt: skip
     expected = [slow_ids(model, one, eos) for one in params]
     replies = llm.generate([PROMPT] * len(params), params)
     assert [reply.outputs[0].token_ids for reply in replies] == expected
     for case, ids in zip(CASES, expected, strict=True):
-        plain = SamplingParams(max_tokens=14, seed=expected.index(ids),
+        plain = SamplingParams(max_tokens=8, seed=expected.index(ids),
                                temperature=case.get("temperature", 1.0))  # fmt: skip
         assert ids != slow_ids(model, plain, eos), f"{case} has no effect: choose another value"
 
