@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.sampling.batch import NO_TOKEN
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.sampler import LogitsError, sample
+from deepinfer.testing.draws import LogitsError, sample
 
 EOS = 3
 

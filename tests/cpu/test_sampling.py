@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.errors import RequestError
-from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.sampler import LogitsError, filtered_probabilities, sample
+from deepinfer.testing.draws import LogitsError, filtered_probabilities, sample, token_logprobs
 from deepinfer.testing.philox import uniform
 
 ROOT = Path(__file__).parents[2]

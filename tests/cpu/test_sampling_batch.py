@@ -16,9 +16,8 @@ from torch import Tensor
 
 from deepinfer.ops.select import Operators, references
 from deepinfer.sampling.batch import NO_TOKEN, Drawn, Masks, SamplingBatch
-from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.params import SamplingParams, sequence_seed
-from deepinfer.sampling.sampler import sample
+from deepinfer.testing.draws import sample, token_logprobs
 from deepinfer.testing.sync import forbid_sync
 from tests.cpu.sampling_helpers import EOS, Told, expected_token, processed
 

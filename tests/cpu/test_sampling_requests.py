@@ -16,8 +16,8 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import CompletionOutput
 from deepinfer.errors import RequestError
-from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.structured import StructuredOutput
+from deepinfer.testing.draws import token_logprobs
 from tests.cpu.engine_helpers import assert_idle, logits_after, small_llm
 from tests.cpu.model_helpers import loaded
 from tests.cpu.sampling_helpers import Told, expected_token
