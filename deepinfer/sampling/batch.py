@@ -48,7 +48,7 @@ class Drawn:
     Attributes:
         tokens: one per row, NO_TOKEN in faulty ones.
         faulty: rows whose logits are no distribution: NaN, +inf, or nothing that may be drawn.
-        logprobs: by row, of those whose parameters ask for it.
+        logprobs: by row, of those that are not faulty and whose parameters ask for it.
     """
 
     tokens: list[int]
@@ -85,7 +85,8 @@ class Sampled:
         entries: dict[int, TokenLogprobs] = {}
         if self.logprobs is not None:
             table = packed[2 * rows :].view(len(self.reported), -1)
-            entries = dict(zip(self.reported, self.logprobs.read(table), strict=True))
+            found = zip(self.reported, self.logprobs.read(table), strict=True)
+            entries = {row: entry for row, entry in found if not status[row]}
         faulty = [row for row, bad in enumerate(status) if bad]
         return Drawn(packed[:rows].tolist(), faulty, entries)
 

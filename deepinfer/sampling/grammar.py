@@ -178,7 +178,8 @@ class GrammarCompiler:
 
     Several threads may ask it.
 
-    Special tokens, which have no text, are never allowed inside a grammar.
+    Tokens that were added to the vocabulary structure a conversation: inside a grammar they are
+    never allowed, even where their text would be.
 
     Args:
         tokenizer: gives tokens their text.
@@ -279,8 +280,8 @@ class GrammarCompiler:
             inner, size = self._tokenizer.inner, self._vocabulary.size
             added = inner.get_added_tokens_decoder()
             pieces = [""] * size  # no text: never allowed
-            for piece, token in inner.get_vocab(with_added_tokens=True).items():
-                if token < size and not (token in added and added[token].special):
+            for piece, token in inner.get_vocab(with_added_tokens=False).items():
+                if token < size and token not in added:
                     pieces[token] = piece
             decoder = json.dumps(json.loads(inner.to_str()).get("decoder"))
             kinds = xgrammar.VocabType

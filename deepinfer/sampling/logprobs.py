@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.ops.select import Operators, references
+from deepinfer.ops.select import Operators
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,3 @@ class LogprobRows:
                 ids, values.view(torch.float64).tolist(), self.wanted, strict=True
             )
         ]
-
-
-def token_logprobs(
-    logits: Tensor, tokens: Tensor, k: int | Sequence[int], operators: Operators | None = None
-) -> list[TokenLogprobs]:
-    """log_softmax of unprocessed logits at the tokens and at the k most likely ones.
-
-    Temperature and filters have no part in it. Rank and `top` share one order: logits
-    descending, the lower id first among equals.
-
-    Args:
-        logits: [B, V] float32.
-        tokens: [B] int64 token ids.
-        k: alternatives, of all rows or of each; more than V gives V.
-        operators: default their references.
-
-    Returns:
-        One entry per row.
-    """
-    wanted = [k] * len(tokens) if isinstance(k, int) else k
-    rows = LogprobRows.of(logits, tokens, wanted, operators or references())
-    return rows.read(rows.pack().cpu())

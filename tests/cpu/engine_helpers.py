@@ -14,7 +14,7 @@ from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import CompletionOutput, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request
 from deepinfer.kv.audit import audit
-from deepinfer.sampling.sampler import sample
+from deepinfer.testing.draws import sample
 from tests.cpu.model_helpers import recomputed
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}

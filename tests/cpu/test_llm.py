@@ -19,7 +19,8 @@ from deepinfer.config import EngineOptions, VisionConfig
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import CompletionOutput
 from deepinfer.errors import CheckpointError, ConfigError, RequestError, TokenizerError
-from deepinfer.sampling.logprobs import TokenLogprobs, token_logprobs
+from deepinfer.sampling.logprobs import TokenLogprobs
+from deepinfer.testing.draws import token_logprobs
 from tests.cpu.engine_helpers import (
     GREEDY,
     assert_idle,

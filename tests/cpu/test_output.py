@@ -71,6 +71,33 @@ def test_shown_text_is_the_text_before_the_first_stop(
     assert output.stop_reason == stop
 
 
+@settings(max_examples=300)
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_stop_strings_that_end_too_early_are_none(
+    pieces: list[str], stops: list[str], early: int, include: bool
+) -> None:
+    """Those that end within the first `early` pieces; a later one may begin there."""
+    output, shown = OutputText(Pieces(pieces), stops, include), []
+    for token_id in range(len(pieces)):
+        shown.append(output.push(token_id, may_stop=token_id >= early))
+        if output.stop_reason is not None:
+            break
+    shown.append(output.finish(may_stop=False))
+    text, border = "".join(pieces), len("".join(pieces[:early]))
+    expected: tuple[str, str | None] = text, None
+    for end in range(len(text), border, -1):
+        met = [stop for stop in stops if text[:end].endswith(stop)]
+        if met:
+            stop = max(met, key=len)
+            expected = text[: end if include else end - len(stop)], stop
+    assert ("".join(shown), output.stop_reason) == expected
+
+
 @given(
     st.lists(st.text("ab", max_size=3), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.errors import RequestError
-from deepinfer.sampling.logprobs import token_logprobs
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.sampler import LogitsError, filtered_probabilities, sample
+from deepinfer.testing.draws import LogitsError, filtered_probabilities, sample, token_logprobs
 from deepinfer.testing.philox import uniform
 
 ROOT = Path(__file__).parents[2]
@@ -294,8 +293,22 @@ def test_logprobs_of_a_batch_row_by_row() -> None:
         *[("ignore_eos", value) for value in (1, None, "true")],
         *[("logprobs", value) for value in (-1, 21, True, 1.0)],
         *[("prompt_logprobs", value) for value in (-1, 21, False, "1")],
+        *[("n", value) for value in (0, 129, None, True, 1.0)],
+        *[("min_tokens", value) for value in (-1, 17, None, True, 1.0)],
+        *[("repetition_penalty", value) for value in (0, -1.0, NAN, INF, None, True, "1")],
+        *[("presence_penalty", value) for value in (-2.01, 2.01, NAN, None, False)],
+        *[("frequency_penalty", value) for value in (-3, 3, INF, None, True)],
+        *[("logit_bias", value) for value in (
+            None, "5", {5: 101}, {5: -100.5}, {5: NAN}, {5: None}, {5: True}, {-1: 0}, {"5": 1},
+            {True: 1}, [5], [(5,)], [(5, 1), (5, 2)], [[5, 1, 2]],
+        )],
+        *[("allowed_token_ids", value) for value in ([], (), "5", 5, [-1], [1.0], [True])],
+        *[("banned_token_ids", value) for value in (None, "5", [None], [-3])],
+        *[("include_stop_str_in_output", value) for value in (1, None)],
+        *[("skip_special_tokens", value) for value in (0, None)],
+        *[("structured", value) for value in ("json", 3, True, ["a"])],
     ],
-)
+)  # fmt: skip
 def test_bad_values_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"{field} = ") as caught:
         SamplingParams(**{field: value})
@@ -310,7 +323,11 @@ def test_bad_values_are_refused_by_name(field: str, value: Any) -> None:
         ("max_tokens", 1), ("temperature", 0), ("temperature", 2.5), ("top_k", -1), ("top_k", 9),
         ("top_p", 1), ("top_p", 1e-9), ("min_p", 0), ("min_p", 1.0), ("seed", 0),
         ("seed", 2**64 - 1), ("seed", None), ("ignore_eos", True), ("logprobs", 0),
-        ("logprobs", 20), ("prompt_logprobs", 20),
+        ("logprobs", 20), ("prompt_logprobs", 20), ("max_tokens", None), ("n", 1), ("n", 128),
+        ("min_tokens", 0), ("min_tokens", 16), ("repetition_penalty", 1e-3),
+        ("repetition_penalty", 100), ("presence_penalty", -2), ("presence_penalty", 2.0),
+        ("frequency_penalty", -2.0), ("frequency_penalty", 2), ("allowed_token_ids", None),
+        ("include_stop_str_in_output", True), ("skip_special_tokens", False), ("structured", None),
     ],
 )  # fmt: skip
 def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
@@ -324,6 +341,77 @@ def test_stop_is_normalised_to_tuples() -> None:
     assert params.stop_token_ids == (3, 1)
     assert dataclasses.replace(params, seed=1).stop == ("a",)
     assert hash(params) == hash(SamplingParams(stop=("a",), stop_token_ids=(3, 1)))
+
+
+def test_ids_and_biases_are_normalised_to_tuples() -> None:
+    params = SamplingParams(logit_bias={5: 1, 3: -2.5}, allowed_token_ids=[5, 3],
+                            banned_token_ids=[9])  # fmt: skip
+    assert params.logit_bias == params.bias_pairs == ((5, 1.0), (3, -2.5))
+    assert (params.allowed_token_ids, params.banned_token_ids) == ((5, 3), (9,))
+    assert dataclasses.replace(params, seed=1).logit_bias == params.logit_bias
+    assert SamplingParams(logit_bias=[[5, 1], (3, -2.5)], allowed_token_ids=(5, 3),
+                          banned_token_ids=(9,)) == params  # fmt: skip
+    assert len({params, dataclasses.replace(params)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5: expected at most max_tokens = 4"),
+        ({"min_tokens": 1, "structured": {"regex": "a"}}, "min_tokens = 1: expected 0"),
+        ({"ignore_eos": True, "structured": {"regex": "a"}}, "ignore_eos = True: expected false"),
+    ],
+)
+def test_parameters_that_exclude_each_other(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        SamplingParams.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"stop_token_ids": [9, 10]}, "stop_token_ids has 10; expected ids < 10"),
+        ({"allowed_token_ids": [10, 1]}, "allowed_token_ids has 10"),
+        ({"banned_token_ids": [99]}, "banned_token_ids has 99"),
+        ({"logit_bias": {10: 1.0}}, "logit_bias has 10"),
+        ({"banned_token_ids": list(range(10))}, "no token to draw; allow more"),
+        ({"banned_token_ids": [4, 5], "allowed_token_ids": [5, 4, 5]}, "no token to draw; allow"),
+        ({"allowed_token_ids": [3], "min_tokens": 1}, "before min_tokens = 1 are there"),
+        ({"allowed_token_ids": [3, 4], "min_tokens": 1, "stop_token_ids": [4]}, "min_tokens = 1"),
+    ],
+)
+def test_ids_are_held_to_the_vocabulary(values: dict[str, Any], words: str) -> None:
+    params = SamplingParams.from_dict(values)
+    with pytest.raises(RequestError, match=words):
+        params.check_vocabulary(10, eos_token_id=3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"banned_token_ids": [*range(9), 0]},
+        {"allowed_token_ids": [3]},
+        {"allowed_token_ids": [3], "min_tokens": 1, "ignore_eos": True},
+        {"stop_token_ids": [9], "logit_bias": {9: 1}},
+    ],
+)
+def test_what_leaves_a_token_is_taken(values: dict[str, Any]) -> None:
+    SamplingParams.from_dict(values).check_vocabulary(10, eos_token_id=3)
+
+
+def test_max_tokens_is_what_fits() -> None:
+    params = SamplingParams(max_tokens=None)
+    assert params.for_prompt(30, 100) == SamplingParams(max_tokens=70)
+    assert params.for_prompt(99, 100).budget == 1
+    with pytest.raises(RequestError, match=r"100 prompt tokens . 1 make 101; .* at most max_model"):
+        params.for_prompt(100, 100)
+    few = SamplingParams(max_tokens=5)
+    assert few.for_prompt(95, 100) is few
+    with pytest.raises(RequestError, match=r"96 prompt tokens . max_tokens = 5 make 101"):
+        few.for_prompt(96, 100)
+    with pytest.raises(RequestError, match="min_tokens = 9: expected at most max_tokens = 1"):
+        SamplingParams(max_tokens=None, min_tokens=9).for_prompt(99, 100)
 
 
 def test_params_are_frozen() -> None:

@@ -23,10 +23,9 @@ from deepinfer.ops.sample_tokens.reference import uniforms
 from deepinfer.ops.schedule_drafts import schedule_drafts
 from deepinfer.ops.token_logprobs import token_logprobs, top_logprobs
 from deepinfer.ops.token_masses import token_masses
-from deepinfer.sampling import logprobs as plain_logprobs
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.sampler import sample
-from deepinfer.testing import philox
+from deepinfer.testing import draws, philox
+from deepinfer.testing.draws import sample
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -239,7 +238,7 @@ def test_penalties(apply: Any, count: Any) -> None:
 def test_logprobs_are_those_of_replies() -> None:
     logits = (torch.randn(6, 90) * 3).round()
     chosen = torch.randint(0, 90, (6,))
-    expected = plain_logprobs.token_logprobs(logits, chosen, 5)
+    expected = draws.token_logprobs(logits, chosen, 5)
     values, ranks = token_logprobs(logits, chosen)
     ids, top = top_logprobs(logits, 5)
     assert [entry.rank for entry in expected] == ranks.tolist()

@@ -1,7 +1,7 @@
 """Reference of sample_tokens: seeded draws by inverse CDF.
 
-Knows masses and seeds on a device; must not know requests. The rules are those of
-`deepinfer.sampling.sampler`, whose results it equals, without waiting for the device.
+Knows masses and seeds on a device; must not know requests. Nothing here waits for
+the device.
 """
 
 import torch

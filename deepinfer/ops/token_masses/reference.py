@@ -1,7 +1,7 @@
 """Reference of token_masses: temperature, top-k, top-p and min-p.
 
-Knows logits and parameters on a device; must not know what is drawn. The rules are those of
-`deepinfer.sampling.sampler`, without waiting for the device.
+Knows logits and parameters on a device; must not know what is drawn. Nothing here waits for the
+device.
 """
 
 import torch

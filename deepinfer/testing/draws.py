@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, top-k, top-p, min-p and the seeded draw, for a batch.
+"""Tokens and log-probabilities of given rows, at once: what batches are compared with.
 
 Knows logits, parameters, seeds and positions; must not know requests, tokens' text or the model.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 from deepinfer.errors import RequestError
 from deepinfer.ops.select import Operators, references
 from deepinfer.ops.token_masses import token_masses
+from deepinfer.sampling.logprobs import LogprobRows, TokenLogprobs
 from deepinfer.sampling.params import SamplingParams
 
 
@@ -114,3 +115,25 @@ def _refuse_faulty(logits: Tensor) -> None:
     usable = logits.amax(-1).isfinite()
     if not bool(usable.all()):
         raise LogitsError((~usable).nonzero().flatten().tolist())
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, k: int | Sequence[int], operators: Operators | None = None
+) -> list[TokenLogprobs]:
+    """log_softmax of unprocessed logits at the tokens and at the k most likely ones.
+
+    Temperature and filters have no part in it. Rank and `top` share one order: logits
+    descending, the lower id first among equals.
+
+    Args:
+        logits: [B, V] float32.
+        tokens: [B] int64 token ids.
+        k: alternatives, of all rows or of each; more than V gives V.
+        operators: default their references.
+
+    Returns:
+        One entry per row.
+    """
+    wanted = [k] * len(tokens) if isinstance(k, int) else k
+    rows = LogprobRows.of(logits, tokens, wanted, operators or references())
+    return rows.read(rows.pack().cpu())
