@@ -4,6 +4,7 @@ Knows how calls are made and repeated; must not know libraries. Answers of PyTor
 before a library is put in, because afterwards there is no telling who answers.
 """
 
+import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -172,8 +173,7 @@ def attempt(
     except Exception as error:
         if is_device_error(error):
             raise
-        told = " ".join(f"raises {type(error).__name__}: {error}".split())
-        return Result(case.name, "fail", told[:300])
+        return Result(case.name, "fail", tidy(f"raises {type(error).__name__}: {error}"))
     if finding.verdict == "pass" and not same(first, second) and reference.repeats:
         why = judge(rule, second, reference.expected).reason or "other bits, though right ones"
         finding = replace(finding, verdict="fail", reason=f"a second call differs: {why}")
@@ -184,6 +184,11 @@ def attempt(
         case.name, finding.verdict, finding.reason, finding.error_library, finding.error_pytorch,
         finding.nearer, finding.remark, first_seconds, seconds, digest(first.values),
     )  # fmt: skip
+
+
+def tidy(text: str) -> str:
+    """One line of a message, not too long, and without the folders of this machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.@+-]+)+/", "", " ".join(text.split()))[:300]
 
 
 def is_device_error(error: Exception) -> bool:

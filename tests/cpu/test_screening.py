@@ -31,7 +31,7 @@ def traced_run() -> None:
     """Stands for the engine: calls of every operator that the library has, and of another."""
     x, y = torch.rand(5, 7) - 0.5, torch.rand(5, 7)
     whole = torch.arange(35).view(5, 7)
-    x.abs(), x.clone().abs_(), y.bfloat16().cumsum(1), torch.neg(x, out=torch.empty(5, 7))
+    x.abs(), x.clone().abs_(), y.bfloat16().cumsum(1), torch.neg(x, out=torch.zeros(5, 7))
     (
         x + y,
         x - y,
@@ -92,7 +92,7 @@ def test_right_operators_pass(found: Found, operator: str) -> None:
     ("cat", "engine", "the result is memory of argument 1, PyTorch's is its own"),
     ("round", "engine", "a second call differs"),
     ("sum.dim_IntList", "engine", "dtype is torch.int32, PyTorch's torch.int64"),
-    ("neg.out", "engine", "35 of 35 values differ"),
+    ("neg.out", "engine", "the result is a copy, PyTorch's is memory of its argument"),
     ("rsqrt", "engine", "changes its argument 1"),
     ("maximum", "strides", "values differ"),
     ("index.Tensor", "negative places", "values differ"),
