@@ -3,6 +3,7 @@
 Knows what is run for the trace and what is printed; must not know how operators are judged.
 """
 
+import gc
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from deepinfer.ops.select import REFERENCE
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.screening.catalog import Catalog, from_data, merge, to_data, trace
 from deepinfer.screening.files import write_files
-from deepinfer.screening.library import needs_gpu
+from deepinfer.screening.library import check_device
 from deepinfer.screening.options import ScreenOptions
 from deepinfer.screening.probe import Limits
 from deepinfer.screening.report import sentence
@@ -43,16 +44,17 @@ def screen_library(
         ConfigError: the library cannot be used here, or a setting is wrong.
     """
     device = _device(options)
-    if needs_gpu(wanted.library) and device == "cpu":
-        raise ConfigError(
-            f"library {wanted.library} has kernels for GPUs only, and this run is on a CPU;"
-            " torch.compile or functions of yours (FILE.py:OBJECT) can be screened here"
-        )
+    check_device(wanted.library, device)
     own = wanted.library == "tile_kernels" or wanted.library.startswith("backend:")
+    settings = _settings(wanted, device)
     with _bar(progress) as advance:
-        advance("tracing the engine", 0, 1)
-        catalog: Catalog = {} if own else _catalog(options, device, Path(wanted.out))
-        screening = screen(catalog, _settings(wanted, device), advance)
+
+        def catalog() -> Catalog:
+            advance("tracing the engine", 0, 1)
+            return {} if own else _catalog(options, device, settings.out)
+
+        advance(f"loading {wanted.library}", 0, 1)
+        screening = screen(catalog, settings, advance)
     return screening, write_files(screening, Path(wanted.out))
 
 
@@ -95,12 +97,8 @@ def _catalog(options: EngineOptions, device: str, out: Path) -> Catalog:
             )
         return from_data(data["operators"])
     catalog = engine_catalog(options, device)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        data = {"options": asked, "operators": to_data(catalog)}
-        file.write_text(json.dumps(data) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error})") from None
+    data = {"options": asked, "operators": to_data(catalog)}
+    file.write_text(json.dumps(data) + "\n", encoding="utf-8")
     return catalog
 
 
@@ -115,10 +113,11 @@ def engine_catalog(options: EngineOptions, device: str) -> Catalog:
     runs = [plain]
     if device == "cuda" and options.ops_backend is None:
         runs.append(replace(plain, ops_backend=REFERENCE))
-    found = [
-        trace(partial(_run, settings, device), device, partial(_run, settings, device, brief=True))
-        for settings in runs
-    ]
+    found = []
+    for number, settings in enumerate(runs):
+        brief = partial(_run, settings, device, brief=True)
+        found.append(trace(brief if number else partial(_run, settings, device), device, brief))
+    gc.collect()  # the models' memory is for the children now
     if device == "cuda":
         torch.cuda.empty_cache()
     return merge(found)

@@ -25,7 +25,8 @@ class Entry:
         name: by which the library takes it.
         kinds: signatures of arguments that were tried; others stay with PyTorch.
         time: part of PyTorch's time that the engine's calls took, None where nobody measured.
-        graph: whether its calls can be part of a CUDA graph.
+        graph: false if its calls cannot be part of a CUDA graph where PyTorch's can: the engine
+            has no use for it then.
         calls, sites: in the traced run: how many calls, from how many lines of the engine.
     """
 
@@ -61,7 +62,10 @@ class AllowList:
         """Operators of a mode: none, the right ones that are fast, or all right ones."""
         if mode == "off":
             return {}
-        return {k: e for k, e in self.operators.items() if mode == "right" or e.fast}
+        return {
+            name: entry for name, entry in self.operators.items()
+            if (entry.fast if mode == "fast" else entry.graph)
+        }  # fmt: skip
 
     def mismatch(self, here: Mapping[str, str]) -> list[str]:
         """What differs here, as "torch 2.11 there, 2.13 here"; empty if the list holds."""

@@ -16,16 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer.libraries.replace import Signature, call_site, overload, signature
 from deepinfer.screening.arguments import (
+    TARGET,
     Data,
     Fill,
     TensorData,
-    contiguous,
     describe,
     kinds,
     tensors,
 )
-
-_SCALAR_TYPES = {"Scalar", "int", "double", "bool"}
 
 
 @dataclass
@@ -91,7 +89,7 @@ def trace(
     with mode:
         run()
     called = {name: operator for name, operator in mode.catalog.items() if operator.calls}
-    return merge([called, {operator.name: operator for operator in _nested(inner or run)}])
+    return merge([called, {operator.name: operator for operator in _nested(inner or run, device)}])
 
 
 class _Trace(TorchDispatchMode):
@@ -161,85 +159,94 @@ def _shapes(value: Any) -> Any:
 # ---------------------------------------------------------------- calls inside of kernels
 
 
-def _nested(run: Callable[[], object]) -> Iterator[Operator]:
+def _nested(run: Callable[[], object], device: str) -> Iterator[Operator]:
     """Operators that other operators call below the dispatcher's Python side."""
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
-    config = _ExperimentalConfig(capture_overload_names=True)
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True,
-        experimental_config=config,
+        activities=[ProfilerActivity.CPU], record_shapes=True,
+        experimental_config=_ExperimentalConfig(capture_overload_names=True),
     ) as profiled:  # fmt: skip
         run()
+    results = profiled.profiler.kineto_results if profiled.profiler is not None else None
+    assert results is not None, "the profiler keeps what it saw"
     found: Catalog = {}
-    for event in profiled.events() or ():
-        parent = event.cpu_parent
-        if not event.name.startswith("aten::") or parent is None:
-            continue
-        if not parent.name.startswith("aten::"):
-            continue
-        variant = getattr(event, "overload_name", "")
-        name = event.name.removeprefix("aten::") + (f".{variant}" if variant else "")
-        operator = found.setdefault(name, Operator(name))
-        key = f"{event.input_dtypes} {event.structured_input_shapes} {event.concrete_inputs}"
-        if key not in operator.calls:
-            call = _profiled_call(name, event)
-            if call is None:
-                continue
-            operator.calls[key] = call
-        operator.calls[key].count += 1
+    events = [(event, False) for event in results.experimental_event_tree()]
+    while events:
+        event, inside = events.pop()
+        name = event.name if event.name.startswith("aten::") else ""
+        events += [(child, bool(name)) for child in event.children]
+        if name and inside:
+            _note_profiled(found, name.removeprefix("aten::"), event, device)
     yield from (operator for operator in found.values() if operator.calls)
 
 
-def _profiled_call(name: str, event: Any) -> Call | None:
-    """A call as the profiler saw it, without its values; None where something was not recorded."""
+def _note_profiled(found: Catalog, base: str, event: Any, device: str) -> None:
+    inputs = [_profiled(item, device) for item in event.extra_fields.inputs]
+    variant = getattr(event, "overload_name", None)
+    name = f"{base}.{variant}" if variant else _overload_of(base, inputs)
+    if name is None:
+        return
+    operator = found.setdefault(name, Operator(name))
+    key = str(inputs)
+    if key not in operator.calls:
+        data = _profiled_call(name, inputs)
+        if data is None:
+            return
+        operator.calls[key] = Call(data, kinds(name, data), nested=True)
+    operator.calls[key].count += 1
+
+
+def _profiled(item: Any, device: str) -> Data:
+    """An argument as the profiler saw it: no values of tensors, no lists of numbers."""
+    if isinstance(item, list):
+        return [_profiled(inner, device) for inner in item]
+    if not hasattr(item, "sizes"):
+        return item if item is None or isinstance(item, bool | int | float) else "?"
+    dtype = str(item.dtype).removeprefix("torch.")
+    fill = Fill() if item.dtype.is_floating_point or item.dtype.is_complex else Fill("whole", 0, 1)
+    where = TARGET if item.device.type == device else "cpu"
+    return TensorData(tuple(item.sizes), tuple(item.strides), dtype, fill, where).to_data()
+
+
+def _profiled_call(name: str, inputs: list[Data]) -> Data | None:
+    """The call as data; None where the profiler did not see enough, or it runs elsewhere."""
+    args: list[Data] = []
+    kwargs: dict[str, Data] = {}
     try:
         schema = overload(name)._schema
     except AttributeError:
         return None
-    strides = getattr(event, "structured_input_strides", None) or event.structured_input_shapes
-    seen = list(zip(event.input_dtypes, event.structured_input_shapes, strides,
-                    event.concrete_inputs, strict=False))  # fmt: skip
-    args: list[Data] = []
-    kwargs: dict[str, Data] = {}
-    for argument, (dtype, shape, stride, concrete) in zip(schema.arguments, seen, strict=False):
-        value = _profiled_value(str(argument.type), dtype, shape, stride, concrete)
-        if value is NotImplemented:
+    for argument, item in zip(schema.arguments, inputs, strict=False):
+        # None may stand for a list, which the profiler does not record; dtypes are mere numbers.
+        lost = item is None and "List" in str(argument.type)
+        unsaid = item is None and argument.has_default_value()
+        if lost or item == "?" or (argument.name == "dtype" and not unsaid):
             return None
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    left = schema.arguments[len(args) + len(kwargs) :]
-    if not args or any(not argument.has_default_value() for argument in left):
-        return None
+        if argument.kwarg_only and not unsaid:
+            kwargs[argument.name] = item
+        elif not argument.kwarg_only:
+            args.append(item)
     data = {"args": args, "kwargs": kwargs}
-    return Call(data, kinds(name, data), nested=True)
+    specs = list(tensors(data))
+    return data if any(spec.where == TARGET for spec in specs) else None
 
 
-def _profiled_value(kind: str, dtype: str, shape: Any, stride: Any, concrete: Any) -> Data:
-    """One argument, NotImplemented if it was not recorded."""
-    if kind not in ("Tensor", "Optional[Tensor]"):
-        return concrete if dtype in _SCALAR_TYPES or concrete is not None else NotImplemented
-    if not dtype:
-        return None
-    known = _DTYPES.get(dtype)
-    if known is None:
-        return NotImplemented
-    steps = stride if len(stride) == len(shape) else contiguous(shape)
-    fill = Fill("whole", 0, 1) if known in _WHOLE else Fill()
-    return TensorData(tuple(shape), tuple(steps), known, fill).to_data()
-
-
-# The profiler's names of C++ types.
-_DTYPES = {
-    "float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16",
-    "int": "int32", "long int": "int64", "long": "int64", "short int": "int16",
-    "unsigned char": "uint8", "signed char": "int8", "bool": "bool",
-    "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::complex<float>": "complex64",
-}  # fmt: skip
-_WHOLE = {"int32", "int64", "int16", "uint8", "int8", "bool"}
+def _overload_of(base: str, inputs: list[Data]) -> str | None:
+    """The first overload that takes such inputs, for a profiler that does not name it."""
+    packet = getattr(torch.ops.aten, base, None)
+    for variant in packet.overloads() if packet is not None else ():
+        name = base if variant == "default" else f"{base}.{variant}"
+        arguments = overload(name)._schema.arguments
+        fits = len(arguments) >= len(inputs) and all(
+            isinstance(item, dict) == (str(argument.type) == "Tensor")
+            for argument, item in zip(arguments, inputs, strict=False)
+            if item is not None
+        )
+        if fits:
+            return name
+    return None
 
 
 def merge(catalogs: Iterable[Catalog]) -> Catalog:

@@ -35,6 +35,7 @@ from deepinfer.screening.trial import (
     is_device_error,
     refer,
     size_in_bytes,
+    tidy,
     wait,
 )
 
@@ -74,22 +75,19 @@ def main(job: Job, connection: Connection) -> None:
         connection.send_bytes(json.dumps({"event": event, **content}).encode())
 
     _prepare(job)
+    work = {"table": _describe, "cold": _judge_all, "warm": _again_and_speed}[job.phase]
     try:
-        if job.phase == "table":
-            _describe(job, say)
-        elif job.phase == "cold":
-            _judge_all(job, say)
-        else:
-            _again_and_speed(job, say)
+        with torch.inference_mode():  # as the engine runs
+            work(job, say)
         say("done", {})
     except ConfigError as error:
         say("refused", {"reason": str(error)})
     except Exception as error:
         if not is_device_error(error):
-            say("refused", {"reason": f"{type(error).__name__}: {error}"[:500]})
+            say("refused", {"reason": tidy(f"{type(error).__name__}: {error}")})
             raise
         # The parent has been told which case was running.
-        say("lost", {"reason": " ".join(str(error).split())[:300]})
+        say("lost", {"reason": tidy(str(error))})
         sys.stdout.flush()
         os._exit(LOST)  # an ordinary end would wait for the GPU
 
@@ -102,7 +100,6 @@ def _prepare(job: Job) -> None:
         export(name, value, replace=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     if job.device == "cuda":
         total = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, job.memory / total))

@@ -167,9 +167,17 @@ NAMED = ("flaggems", "torch.compile", "tile_kernels", "backend:NAME", "MODULE:OB
          "FILE.py:OBJECT")  # fmt: skip
 
 
-def needs_gpu(name: str) -> bool:
-    """Whether a library has nothing to show on a CPU."""
-    return name in ("flaggems", "tile_kernels")
+def check_device(name: str, device: str) -> None:
+    """Refuse a library that has nothing to show on a CPU.
+
+    Raises:
+        ConfigError: it has kernels for GPUs only.
+    """
+    if name in ("flaggems", "tile_kernels") and device == "cpu":
+        raise ConfigError(
+            f"library {name} has kernels for GPUs only, and this run is on a CPU; torch.compile or"
+            " functions of yours (FILE.py:OBJECT) can be screened here"
+        )
 
 
 def load_library(name: str, device: str) -> Library:
@@ -178,11 +186,7 @@ def load_library(name: str, device: str) -> Library:
     Raises:
         ConfigError: there is none of that name, it cannot be imported, or needs a GPU.
     """
-    if needs_gpu(name) and device == "cpu":
-        raise ConfigError(
-            f"library {name} has kernels for GPUs only and this run is on a CPU; torch.compile or"
-            " functions of yours (FILE.py:OBJECT) can be screened here"
-        )
+    check_device(name, device)
     if name == flaggems.NAME:
         return FlagGems()
     if name == "torch.compile":

@@ -16,7 +16,7 @@ from deepinfer.ops.select import package_of
 from deepinfer.screening.arguments import Data
 from deepinfer.screening.cases import Case
 from deepinfer.screening.library import Answer
-from deepinfer.screening.trial import Result, is_device_error
+from deepinfer.screening.trial import Result, is_device_error, tidy
 from deepinfer.testing.operators import check_case, load_backend
 
 PREFIX = "deepinfer::"
@@ -98,5 +98,5 @@ def own_attempt(library: Backends, operator: str, case: Case, device: torch.devi
         if is_device_error(error):
             raise
         told = str(error) if isinstance(error, AssertionError) else f"raises {error!r}"
-        return Result(case.name, "fail", " ".join(told.split())[:300])
+        return Result(case.name, "fail", tidy(told))
     return Result(case.name, "pass")

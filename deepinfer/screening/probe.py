@@ -152,10 +152,8 @@ class Probe:
     def _goes_on(self, task: Task) -> bool:
         if not task.left or task.refused:
             return False
-        if task.lost >= self.limits.losses:
+        if not task.given_up and task.lost >= self.limits.losses:
             task.given_up = f"{task.lost} processes were lost on this operator"
-        elif task.job.phase == "cold" and task.seconds > self.limits.operator_seconds:
-            task.given_up = f"the operator took more than {self.limits.operator_seconds:.0f} s"
         return not task.given_up
 
     def _start(self, task: Task) -> "_Running":
@@ -178,14 +176,17 @@ class Probe:
                 self.journal.add(event)
                 _take(child.task, event)
                 self.progress(child.task)
+        task = child.task
         reason = child.over_limit()
-        if reason is None and not (child.ended or child.finished):
+        seconds = task.seconds + time.monotonic() - child.began
+        if task.job.phase == "cold" and seconds > self.limits.operator_seconds:
+            task.given_up = f"the operator took more than {self.limits.operator_seconds:g} s"
+        elif reason is None and not (child.ended or child.finished):
             return True
         child.kill()
-        child.task.seconds += time.monotonic() - child.began
-        if reason is None and (child.finished or child.task.refused):
-            return False
-        self._lose(child, reason or child.death())
+        task.seconds = seconds
+        if reason is not None or not (child.finished or task.refused or task.given_up):
+            self._lose(child, reason or child.death())
         return False
 
     def _lose(self, child: "_Running", reason: str) -> None:

@@ -119,7 +119,8 @@ def markdown(data: Data) -> str:
         header, rows = _table(data, verdict)
         if rows:
             parts += [f"## {title}: {len(rows)}", meaning, markdown_table(header, rows)]
-    parts += ["## Cases that are wrong", *_details(data)]
+    details = list(_details(data))
+    parts += ["## Cases that are wrong", *details] if details else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deepinfer.libraries import flaggems
 from deepinfer.screening.arguments import Data, TensorData, build, contiguous, tensor_data, tensors
+from deepinfer.screening.own import PREFIX, is_own
 from deepinfer.screening.schema import written
 
 LINES = 10
@@ -27,6 +28,8 @@ def reproducer(library: str, name: str, operator: str, case: str, args: Data, de
     Args:
         name: by which the library takes the operator.
     """
+    if is_own(operator):
+        return _own(name, operator, case, device)
     maker = _Writer(case, args, device)
     call = maker.call(operator)
     target = f"torch.ops.aten.{operator if '.' in operator else operator + '.default'}"
@@ -41,6 +44,19 @@ def reproducer(library: str, name: str, operator: str, case: str, args: Data, de
         ]
     lines = [*imports.splitlines(), *maker.lines, f"print({target}({call}))", *ask]
     return "\n".join(_joined(lines))
+
+
+def _own(name: str, operator: str, case: str, device: str) -> str:
+    spec = operator.removeprefix(PREFIX)
+    return "\n".join((
+        "import torch",
+        "from deepinfer.ops.registry import specs",
+        "from deepinfer.testing.operators import check_case, load_backend",
+        f'spec = specs()["{spec}"]',
+        f'backend = next(b for b in spec.backends if b.name == "{name}")',
+        f'case = next(c for c in spec.cases() if c.name == "{case}")',
+        f'check_case(spec, load_backend(backend), case, torch.device("{device}"))',
+    ))  # fmt: skip
 
 
 def _joined(lines: list[str]) -> list[str]:

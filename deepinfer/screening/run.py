@@ -85,10 +85,13 @@ class _Plan:
 Progress = Callable[[str, int, int], None]
 
 
-def screen(catalog: Catalog, settings: Settings, progress: Progress) -> Screening:
+def screen(
+    catalog: Catalog | Callable[[], Catalog], settings: Settings, progress: Progress
+) -> Screening:
     """Screen the operators of a catalog; with an empty one, all that the library has.
 
     Args:
+        catalog: or what makes it, which is called once the library is known to work here.
         progress: called with what is being done, how many cases are finished, and of how many.
 
     Raises:
@@ -97,6 +100,7 @@ def screen(catalog: Catalog, settings: Settings, progress: Progress) -> Screenin
     _make_folders(settings.out)
     journal = Journal(settings.out / JOURNAL)
     table, versions = _look(settings, journal)
+    catalog = catalog() if callable(catalog) else catalog
     _check_same(settings, catalog, versions)
     known: Table = dict.fromkeys(catalog, settings.library) if table is None else table
     chosen, unknown = _choose(catalog, settings, known)

@@ -4,6 +4,7 @@ Knows how calls are made and repeated; must not know libraries. Answers of PyTor
 before a library is put in, because afterwards there is no telling who answers.
 """
 
+import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -161,29 +162,33 @@ def attempt(
     session: Session, operator: str, rule: Rule, case: Case, reference: Reference,
     device: torch.device,
 ) -> Result:  # fmt: skip
-    """The library's answer, judged; called twice, because a second call often goes another way."""
+    """The library's answer, judged; called twice, because a second call often goes another way.
+
+    A right answer that PyTorch gave in the library's stead is skipped; a wrong one is wrong.
+    """
     try:
         first, answer, first_seconds = _run(operator, case, device, session.call)
-        if answer.missed is not None:
-            return Result(case.name, "skip", answer.missed, first_seconds=first_seconds)
         finding = judge(rule, first, reference.expected)
-        second, answer, seconds = _run(operator, case, device, session.call)
+        second, again, seconds = _run(operator, case, device, session.call)
     except Exception as error:
         if is_device_error(error):
             raise
-        told = " ".join(f"raises {type(error).__name__}: {error}".split())
-        return Result(case.name, "fail", told[:300])
-    if finding.verdict == "pass" and answer.missed is not None:
-        finding = Finding("skip", f"only the first call: {answer.missed}")
+        return Result(case.name, "fail", tidy(f"raises {type(error).__name__}: {error}"))
     if finding.verdict == "pass" and not same(first, second) and reference.repeats:
-        again = judge(rule, second, reference.expected)
-        why = again.reason or "other bits, though right ones"
-        finding = Finding("fail", f"a second call differs: {why}", finding.error_library,
-                          finding.error_pytorch)  # fmt: skip
+        why = judge(rule, second, reference.expected).reason or "other bits, though right ones"
+        finding = replace(finding, verdict="fail", reason=f"a second call differs: {why}")
+    missed = answer.missed or (again.missed and f"only the first call: {again.missed}")
+    if finding.verdict == "pass" and missed:
+        finding = Finding("skip", missed)
     return Result(
         case.name, finding.verdict, finding.reason, finding.error_library, finding.error_pytorch,
         finding.nearer, finding.remark, first_seconds, seconds, digest(first.values),
     )  # fmt: skip
+
+
+def tidy(text: str) -> str:
+    """One line of a message, not too long, and without the folders of this machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.@+-]+)+/", "", " ".join(text.split()))[:300]
 
 
 def is_device_error(error: Exception) -> bool:

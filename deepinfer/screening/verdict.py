@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deepinfer.libraries.allowlist import Entry
+from deepinfer.screening.arguments import kinds
 from deepinfer.screening.cases import Case
 from deepinfer.screening.catalog import Operator
 from deepinfer.screening.judge import Verdict
+from deepinfer.screening.own import is_own
 from deepinfer.screening.probe import Event
 
 _UNTRIED = "not tried"
@@ -62,6 +64,8 @@ class OperatorReport:
 
     Attributes:
         operator: PyTorch's name; name: the library's, "" where it has none.
+        kinds: signatures of arguments for which a case passed, or of the engine's calls where
+            nothing was tried.
         limits: what is wrong outside of what the engine calls.
         nearer: cases in which the library, or PyTorch, is nearer to float64.
     """
@@ -101,8 +105,8 @@ def operator_report(
 ) -> OperatorReport:  # fmt: skip
     """Verdict and details from the events of a cold run.
 
-    fail: a case in scope is wrong. skip: none is shown to be right, or some were not tried. Cases
-    that PyTorch refuses are left out.
+    fail: a case in scope is wrong. skip: none of the engine's calls is shown to be right, or some
+    cases were not tried. Cases that PyTorch refuses are left out.
 
     Args:
         given_up: why cases without an event were not tried.
@@ -117,6 +121,10 @@ def operator_report(
     report = skipped(operator, name, "")
     report.cases = reports
     report.verdict, report.reason = _verdict(reports)
+    shown_right = {case.case for case in reports if case.verdict == "pass"}
+    if not is_own(operator.name):
+        right = [c for c in cases if c.name in shown_right and c.in_scope]
+        report.kinds = sorted(map(list, {kinds(operator.name, case.args) for case in right}))
     report.limits = sorted({
         f"{case.kind}: {case.reason}" for case in reports
         if case.verdict == "fail" and not case.in_scope
@@ -149,9 +157,9 @@ def _verdict(cases: Sequence[CaseReport]) -> tuple[Verdict, str]:
     missing = [case for case in scope if case.reason.startswith(_UNTRIED)]
     if missing:
         return "skip", f"{len(missing)} cases {missing[0].reason}"
-    if not any(case.verdict == "pass" for case in scope):
-        why = next((case.reason for case in scope if case.verdict == "skip"), "no case to try")
-        return "skip", why
+    calls = [case for case in scope if case.kind == "engine"] or scope
+    if not any(case.verdict == "pass" for case in calls):
+        return "skip", calls[0].reason if calls else "PyTorch refuses every call of it"
     return "pass", ""
 
 
@@ -180,9 +188,9 @@ def entries(reports: Sequence[OperatorReport]) -> dict[str, Entry]:
     return {
         report.operator: Entry(
             name=report.name,
-            kinds=tuple(tuple(kinds) for kinds in report.kinds),
+            kinds=tuple(tuple(found) for found in report.kinds),
             time=round(report.speed.part, 4) if report.speed else None,
-            graph=report.speed.graph if report.speed else False,
+            graph=report.speed.graph if report.speed else True,
             calls=report.calls,
             sites=len(report.sites),
         )

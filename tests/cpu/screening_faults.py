@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,21 @@ def remembering_mean(
     return torch.nextafter(result, result + 1) if _was_tuned else result
 
 
+def slow_erf(x: Tensor) -> Tensor:
+    """Right, but so slow that its cases take minutes."""
+    end = time.monotonic() + 0.4
+    while time.monotonic() < end:
+        pass
+    return torch.erfc(-x) - 1
+
+
+def halving_floor(x: Tensor) -> Tensor:
+    """Hands float64 back to PyTorch, and wrongly so: it rounds to the nearest."""
+    if x.dtype == torch.float64:
+        return torch.floor(x + 0.5)
+    return torch.where(torch.trunc(x) > x, torch.trunc(x) - 1, torch.trunc(x))
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "abs": right_abs, "abs_": right_abs_, "cumsum": exact_cumsum, "add.Tensor": cut_add,
     "exp": finite_exp, "sigmoid": hanging_sigmoid, "tanh": leaving_tanh, "cos": crashing_cos,
@@ -203,4 +219,5 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "sum.dim_IntList": narrow_sum, "neg.out": forgetful_neg_out, "rsqrt": writing_rsqrt,
     "maximum": flat_maximum, "index.Tensor": dropping_index, "topk": repeating_topk,
     "eq.Scalar": rounding_eq, "sub.Tensor": turned_sub, "mean.dim": remembering_mean,
+    "erf": slow_erf, "floor": halving_floor,
 }  # fmt: skip

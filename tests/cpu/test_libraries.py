@@ -169,7 +169,13 @@ def test_fast_leaves_out_what_is_slower(
 def test_what_was_not_measured_or_breaks_graphs_is_not_fast() -> None:
     assert entry("abs").fast
     assert not entry("abs", time=None).fast
-    assert not Entry("abs", (), 0.5, False, 1, 1).fast
+    breaking = Entry("abs", (), 0.5, False, 1, 1)
+    assert not breaking.fast
+    slow = entry("slow", time=2.0)
+    found = AllowList("flaggems", {}, "", {"abs": breaking, "slow": slow, "exp": entry("exp")})
+    assert set(found.chosen("right")) == {"slow", "exp"}
+    assert set(found.chosen("fast")) == {"exp"}
+    assert found.chosen("off") == {}
 
 
 def test_the_line_counts_what_was_dispatched(fake: SimpleNamespace, tmp_path: Path) -> None:
