@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.config import EngineConfig, max_rollback
-from deepinfer.engine.graphs import DecodeGraphs, DecodeRow, DecodeStep
+from deepinfer.engine.graphs import SMALL_STEP, FixedRows, FixedStep, Rung, StepGraphs
 from deepinfer.kv.geometry import CacheGeometry, cache_geometry
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.cached import run
@@ -112,7 +112,7 @@ class Runner:
 
     Attributes:
         sampled: [slots] int64, the token last sampled in each slot.
-        graphs: captured decode steps, None until `capture`.
+        graphs: captured small steps, None until `capture`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Runner:
         longest = min(config.max_model_len, self.pages * config.page_tokens)
         self.page_table = PageTable(slots, self.geometry.pages_for(longest), self.device)
         self.sampled = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         # References of experts wait for the device.
         self._guards = config.sync_guard and model.precision.packed
         if self._guards:
@@ -139,8 +139,8 @@ class Runner:
                     pass
 
     def capture(self) -> Iterator[tuple[int, int]]:
-        """Capture the decode graphs, which decode steps then run as; yields (rows, longest
-        sequence) of each.
+        """Capture the graphs that small steps then run as; yields (rows, longest sequence) of
+        each.
 
         Nothing may run yet.
         """
@@ -153,24 +153,29 @@ class Runner:
         """Graphs that `capture` makes."""
         return self._graphs().count
 
-    def _graphs(self) -> DecodeGraphs:
-        longest = min(self.config.max_model_len, self.config.cache_tokens)
+    def _graphs(self) -> StepGraphs:
+        config = self.config
+        longest = min(config.max_model_len, config.cache_tokens)
 
-        def make(rows: int, most: int) -> DecodeStep:
-            return DecodeStep(self.model, self.pool, self.token_map, self.sampled,
-                              self.page_table.device, rows, most)  # fmt: skip
+        def make(rows: int, most: int, chunk: bool) -> FixedStep:
+            return FixedStep(self.model, self.pool, self.token_map, self.sampled,
+                             self.page_table.device, rows, most, chunk)  # fmt: skip
 
-        return DecodeGraphs(make, self.config.max_num_seqs, longest)
+        most_rows = max(config.max_num_seqs, min(SMALL_STEP, config.max_num_batched_tokens))
+        return StepGraphs(make, most_rows, longest, self.geometry.rollback_tokens + 1)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
         """Process the rows; logits [n, V] float32 of the wanted ones, and where each part's are.
 
-        The logits of a decode step are valid until the next forward.
+        The logits are valid until the next forward.
         """
         with self.guarded():
-            if self.graphs is not None and all(r.count == r.wanted == 1 for r in rows):
-                return self._decode(rows), [slice(i, i + 1) for i in range(len(rows))]
+            if self.graphs is not None:
+                longest = max(r.start + r.count for r in rows)
+                rung = self.graphs.rung([r.count for r in rows], longest)
+                if rung is not None:
+                    return self._replay(self.graphs, rung, rows)
             return self._eager(rows)
 
     @contextmanager
@@ -192,14 +197,19 @@ class Runner:
         (index,) = to_device([np.array(slots, dtype=np.int64)], self.device)
         self.sampled.index_copy_(0, index, tokens.clamp_min(0))
 
-    def _decode(self, rows: Sequence[ForwardRows]) -> Tensor:
-        assert self.graphs is not None
+    def _replay(
+        self, graphs: StepGraphs, rung: Rung, rows: Sequence[ForwardRows]
+    ) -> tuple[Tensor, list[slice]]:
         for r in rows:
             self.page_table.row(r.blocks)
         self.page_table.send()
-        return self.graphs.replay(
-            [DecodeRow(r.blocks.slot, r.start, r.token_ids[0] if r.token_ids else -1) for r in rows]
-        )
+        parts = [FixedRows(r.blocks.slot, r.start, r.token_ids) for r in rows]
+        logits = graphs.replay(rung, parts)
+        wanted, places = _wanted(rows, compact=False)
+        if len(wanted) < len(logits):
+            (numbers,) = to_device([wanted], self.device)
+            logits = logits.index_select(0, numbers)
+        return logits, places
 
     def _eager(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
         if self.device.type == "cpu":

@@ -157,37 +157,39 @@ class StepLayout:
         return rows, self.positions[rows] // ratio
 
 
-class DecodeLayout:
-    """The same of a decode step of fixed size, for a CUDA graph: one row per sequence.
+class FixedLayout:
+    """The same of a step of a fixed number of rows, for a CUDA graph.
 
     Shapes depend on the number of rows and on `longest_sequence` alone; what changes from step to
     step lies in tensors that keep their addresses. A row at position -1 is padding: it sees and
     stores nothing.
 
     Args:
-        positions, slots: [T] int64, written before each replay.
+        positions, slots, starts, first_row, left: [T] int64 as in StepLayout, written before each
+            replay. Of padding, `left` is larger than any ring.
         page_table: [slots, most pages] int64 page numbers by state slot.
         longest_sequence: no position reaches it.
+        may_store_first: as in StepLayout: no sequence has more rows than that allows.
     """
 
-    may_store_first, has_floors, drops_rows = True, False, False
+    has_floors, drops_rows = False, False
 
     def __init__(
-        self, positions: Tensor, slots: Tensor, page_table: Tensor, geometry: CacheGeometry,
-        longest_sequence: int,
+        self, positions: Tensor, slots: Tensor, starts: Tensor, first_row: Tensor, left: Tensor,
+        page_table: Tensor, geometry: CacheGeometry, longest_sequence: int, may_store_first: bool,
     ) -> None:  # fmt: skip
-        self.positions = self.starts = positions
+        self.may_store_first = may_store_first
+        self.positions, self.starts = positions, starts
+        self.first_row, self.left = first_row, left
         self.slots = self.sequence = slots
         self.page_table = page_table
         self.geometry = geometry
         self.device = positions.device
         self.total = positions.shape[0]
-        self.row_numbers = self.first_row = torch.arange(self.total, device=self.device)
+        self.row_numbers = torch.arange(self.total, device=self.device)
         self.no_floors = self.floors = torch.zeros_like(positions)
         self.window_length = geometry.ring_tokens - geometry.rollback_tokens
         self._longest_sequence = longest_sequence
-        # A row with more rows after it than the ring is long goes into no ring.
-        self.left = torch.where(positions < 0, 2**30, 1)
 
     def visible(self, ratio: int) -> Tensor:
         """Complete groups of `ratio` tokens at each row [T]."""
@@ -204,11 +206,11 @@ class DecodeLayout:
         return self.row_numbers, torch.where(whole, groups - 1, -1)
 
     def keep_above_floor(self) -> "tuple[Tensor, StepLayout]":
-        """Decoding never drops rows."""
-        raise AssertionError("decode rows have no window floors")
+        """No rows are dropped."""
+        raise AssertionError("rows of a fixed layout have no window floors")
 
 
-Layout = StepLayout | DecodeLayout
+Layout = StepLayout | FixedLayout
 
 
 def to_device(arrays: Sequence[Numbers], device: torch.device) -> list[Tensor]:

@@ -76,13 +76,13 @@ def test_together_equals_alone(settings: dict[str, Any], expected: list[Any]) ->
 
 def test_a_graph_gives_the_bits_of_an_eager_step() -> None:
     """For every number of rows up to the ladder's end, padding or not, tokens of either origin."""
-    llm = demo()
+    llm = demo(max_num_batched_tokens=256)
     runner, manager = llm.engine.runner, llm.engine.manager
     prompts = [llm.encode(STORY * (number + 1)) for number in range(8)]
     lanes = []
     for ids in prompts:
         blocks = manager.open(ids, reuse=False).blocks
-        manager.reserve(blocks, len(ids) + 40)
+        manager.reserve(blocks, len(ids) + 100)
         runner.forward([ForwardRows(blocks, ids, 0)])
         lanes.append((blocks, len(ids)))
     slots = [blocks.slot for blocks, _ in lanes]
@@ -100,6 +100,17 @@ def test_a_graph_gives_the_bits_of_an_eager_step() -> None:
             eager = runner.forward(rows)[0]
             runner.graphs = graphs
             assert torch.equal(replayed, eager), (count, known)
+    for shape in ([40], [3, 1, 5], [65, 1], [70, 1, 2], [1, 100]):
+        rows = [
+            ForwardRows(blocks, list(range(60, 60 + count)), length)
+            for count, (blocks, length) in zip(shape, lanes, strict=False)
+        ]
+        assert graphs.rung(shape, 640) is not None
+        replayed = runner.forward(rows)[0].clone()
+        runner.graphs = None
+        eager = runner.forward(rows)[0]
+        runner.graphs = graphs
+        assert torch.equal(replayed, eager), shape
     for blocks, _ in lanes:
         manager.free(blocks)
 
