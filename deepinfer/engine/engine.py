@@ -134,12 +134,13 @@ class Engine:
             del completion.logprobs[completion.count :]
             if (completion.request.request_id, completion.index) in told:
                 del self._completions[sequence]
-            elif completion.finish_reason is not None or completion.taken != completion.count:
-                why = "it was interrupted while its text was written"
-                completion.fail(why)
+            elif completion.finish_reason is not None:
                 self._forget(completion)
             elif sequence.ended_by is not None:
                 self._ended(sequence)
+            elif completion.sent != completion.count:
+                completion.fail("it was interrupted while its text was written")
+                self._forget(completion)
         self.scheduler.restart(self._completions)
         self._torn = False
 
@@ -402,7 +403,7 @@ class Engine:
             self._end(completion)
             return
         self._outbox.append(completion.chunk())
-        completion.taken += 1
+        completion.mark_sent()
 
     def _end(self, completion: Completion, error: str | None = None) -> None:
         """Forget a reply that has ended or ends with an error; its cache stays for others unless it

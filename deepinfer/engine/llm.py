@@ -90,11 +90,15 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End all requests and give the memory of model and cache back; nothing runs after it."""
-        for request_id in list(self._inbox):
-            self.engine.abort(request_id)
+        """End all requests and give the memory of model and cache back; nothing runs after it.
+
+        Streams that are open end with finish_reason abort. A second call does nothing.
+        """
+        for request_id, inbox in self._inbox.items():
+            inbox.extend(self.engine.abort(request_id))
         self._inbox.clear()
-        del self.engine, self.model
+        for part in ("engine", "model"):
+            vars(self).pop(part, None)
 
     @property
     def metrics(self) -> Metrics:
@@ -193,8 +197,7 @@ class LLM:
                 self._step()
         finally:
             for request in requests:
-                if request.request_id in self._inbox:
-                    self._leave(request)
+                self._leave(request)
         return [request.output() for request in requests]
 
     def stream(
@@ -271,15 +274,23 @@ class LLM:
     def _step(self) -> None:
         """One step; its chunks go to the requests' inboxes, whoever drives the engine."""
         for chunk in self.engine.step():
-            self._inbox[chunk.request_id].append(chunk)
+            inbox = self._inbox.get(chunk.request_id)
+            if inbox is not None:  # a request may have been given to the engine itself
+                inbox.append(chunk)
 
     def _queue(self, request: Request) -> deque[StreamChunk]:
-        self.engine.add(request)
-        return self._inbox.setdefault(request.request_id, deque())
+        inbox = self._inbox[request.request_id] = deque()
+        try:
+            self.engine.add(request)
+        except BaseException:
+            self._leave(request)
+            raise
+        return inbox
 
     def _leave(self, request: Request) -> None:
-        self.engine.abort(request.request_id)
-        del self._inbox[request.request_id]
+        """Nobody wants the rest of a request; one that has left already, or is none, is ignored."""
+        if self._inbox.pop(request.request_id, None) is not None:
+            self.engine.abort(request.request_id)
 
     def request(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0,

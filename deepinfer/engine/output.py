@@ -56,10 +56,14 @@ class OutputText:
         """All text handed out so far."""
         return "".join(self._shown)
 
+    @property
     def unsent(self) -> str:
-        """What has come since the last call."""
-        sent, self._sent = self._sent, len(self._shown)
-        return "".join(self._shown[sent:])
+        """What has come since the last `mark_sent`."""
+        return "".join(self._shown[self._sent :])
+
+    def mark_sent(self) -> None:
+        """All text so far has been handed on."""
+        self._sent = len(self._shown)
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
         """The text that may be shown now, often ""; sets `stop_reason` when a stop string ends.

@@ -34,8 +34,7 @@ class Completion:
         seed: key of its draws.
         grammar: what its text has to follow.
         error: what went wrong, with finish_reason error.
-        sent: generated tokens already handed out in chunks.
-        taken: generated tokens that everything was done for that a token brings.
+        sent: generated tokens already handed out in chunks; all of them between two steps.
         slot: where the sampler knows it, None while it does not.
         started, last_token_s: whether it was in a step, and clock time of its last token.
     """
@@ -51,7 +50,6 @@ class Completion:
     stop_reason: str | int | None = None
     error: str | None = None
     sent: int = 0
-    taken: int = 0
     slot: int | None = None
     started: bool = False
     last_token_s: float | None = None
@@ -100,14 +98,18 @@ class Completion:
         self.finish_reason, self.stop_reason, self.error = "error", None, error
 
     def chunk(self) -> StreamChunk:
-        """What was added since the last chunk."""
+        """What was added since the last `mark_sent`."""
         new = self.sequence.tokens[len(self.request.prompt_ids) + self.sent :]
         logprobs = None if self.request.params.logprobs is None else self.logprobs[self.sent :]
-        self.sent += len(new)
         return StreamChunk(
-            self.request.request_id, self.index, self.text.unsent(), new, logprobs,
+            self.request.request_id, self.index, self.text.unsent, new, logprobs,
             self.finish_reason, self.stop_reason, self.error,
         )  # fmt: skip
+
+    def mark_sent(self) -> None:
+        """Everything so far has been handed out."""
+        self.text.mark_sent()
+        self.sent = self.count
 
     def output(self) -> CompletionOutput:
         """The whole reply, once it has ended."""

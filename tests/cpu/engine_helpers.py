@@ -113,9 +113,12 @@ class Play:
         request = self.llm.request(
             asked.prompt, asked.params, priority=asked.priority, timeout=asked.timeout
         )
-        self.llm.engine.add(request)
+        self.queue(request)
         self.requests.append(request)
         return request
+
+    def queue(self, request: Request) -> None:
+        self.llm.engine.add(request)
 
     def abort(self, number: int) -> None:
         """End the request that was added as number `number`, if it has been."""
