@@ -5,6 +5,7 @@ Knows what is run for the trace and what is printed; must not know how operators
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -66,9 +67,10 @@ def _device(options: EngineOptions) -> str:
 
 
 def _settings(wanted: ScreenOptions, device: str) -> Settings:
-    for name in ("case_seconds", "operator_seconds", "memory_gib"):
-        if getattr(wanted, name) <= 0:
-            raise ConfigError(f"{name} = {getattr(wanted, name)}; expected more than 0")
+    for name in ("case_seconds", "operator_seconds", "memory_gib", "seconds"):
+        value = getattr(wanted, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} = {value}; expected more than 0")
     if wanted.jobs is not None and wanted.jobs < 1:
         raise ConfigError(f"jobs = {wanted.jobs}; expected at least 1")
     names = [name.strip() for name in (wanted.operators or "").split(",") if name.strip()]
@@ -79,7 +81,7 @@ def _settings(wanted: ScreenOptions, device: str) -> Settings:
     return Settings(
         library=wanted.library, device=device, out=Path(wanted.out), operators=names or None,
         workers=wanted.jobs or min(16, os.cpu_count() or 1), limits=limits,
-        hostile=wanted.hostile, speed=wanted.speed,
+        hostile=wanted.hostile, speed=wanted.speed, seconds=wanted.seconds or math.inf,
     )  # fmt: skip
 
 

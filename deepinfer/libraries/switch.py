@@ -4,6 +4,7 @@ Knows when it may be thrown and what is said about it; must not know how operato
 PyTorch's operators belong to the process, so there is one switch for all models in it.
 """
 
+import atexit
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,8 +69,12 @@ def active() -> Enabled | None:
 
 
 def disable() -> None:
-    """Give PyTorch all its operators back; nothing to do where none is replaced."""
+    """Give PyTorch all its operators back, if any is replaced, and say what was dispatched.
+
+    It happens at the end of the process at the latest.
+    """
     if _process.enabled is not None:
+        logger.warning("FlagGems: %s", _process.enabled.line())
         _process.enabled.replacement.close()
         _process.enabled = None
 
@@ -97,6 +102,8 @@ def switch(mode: Mode, file: Path | None, device: torch.device) -> Enabled | Non
     number = _checked_number(device)
     allowed = find(flaggems.NAME, versions(device.type, flaggems.PACKAGE), file)
     module = flaggems.load()
+    if not _process.devices:
+        atexit.register(disable)
     _process.devices.add(number)
     disable()
     table = flaggems.table(module)

@@ -20,6 +20,8 @@ class ScreenOptions:
         case_seconds: longest time for one case, compilation included.
         operator_seconds: longest time for all cases of an operator.
         memory_gib: main memory, and GPU memory, of one child.
+        seconds: after which what is not finished is reported as not tried; the same command goes
+            on. Default: no limit.
         hostile: try more than the calls of the traced run.
         speed: measure what is right.
     """
@@ -31,5 +33,6 @@ class ScreenOptions:
     case_seconds: float = 30.0
     operator_seconds: float = 180.0
     memory_gib: float = 16.0
+    seconds: float | None = None
     hostile: bool = True
     speed: bool = True

@@ -6,6 +6,7 @@ file makes a run resumable: what it holds is not done again.
 """
 
 import json
+import math
 import multiprocessing
 import signal
 import time
@@ -118,12 +119,14 @@ class Probe:
     Args:
         workers: children at a time.
         progress: called with a task after each of its finished cases.
+        deadline: time.monotonic() at which everything that is not finished is given up.
     """
 
     def __init__(
         self, limits: Limits, workers: int, journal: Journal,
-        progress: Callable[[Task], None] = lambda _: None,
+        progress: Callable[[Task], None] = lambda _: None, deadline: float = math.inf,
     ) -> None:  # fmt: skip
+        self.deadline = deadline
         self.limits = limits
         self.workers = workers
         self.journal = journal
@@ -137,6 +140,10 @@ class Probe:
         running: list[_Running] = []
         try:
             while queue or running:
+                if time.monotonic() > self.deadline:
+                    for task in (*queue, *(child.task for child in running)):
+                        task.given_up = task.given_up or "there was no time left"
+                    break
                 while queue and len(running) < self.workers:
                     running.append(self._start(queue.pop(0)))
                 for child in self._ready(running):

@@ -6,6 +6,7 @@ with the caches that the first has left, and measures it, one call at a time on 
 """
 
 import json
+import math
 import platform
 import subprocess
 import time
@@ -28,6 +29,7 @@ from deepinfer.screening.verdict import OperatorReport, add_speed, operator_repo
 
 FORMAT = 1
 JOURNAL, IDENTITY = "journal.jsonl", "identity.json"
+_JUDGING = 0.75  # part of the time that the first round may take, if there is a second
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Settings:
         out: folder for everything; a folder of an earlier run of the same is continued.
         operators: names to screen in any spelling; None for all of the catalog.
         workers: child processes at a time.
+        seconds: after which what is not finished is reported as not tried; a later run goes on.
         hostile, speed: whether to try more than the engine's own calls, and to measure.
     """
 
@@ -49,6 +52,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     hostile: bool = True
     speed: bool = True
+    seconds: float = math.inf
 
 
 @dataclass
@@ -105,11 +109,14 @@ def screen(
     known: Table = dict.fromkeys(catalog, settings.library) if table is None else table
     chosen, unknown = _choose(catalog, settings, known)
     plans, reports = _plans(chosen, settings, known)
-    _round("judging", [plan.task for plan in plans], settings, journal, progress)
+    began = time.monotonic()
+    rounds = _Rounds(settings, journal, progress)
+    first = _JUDGING if settings.speed else 1.0
+    rounds.run("judging", [plan.task for plan in plans], began + first * settings.seconds)
     for plan in plans:
         reports[plan.operator.name] = _report(plan)
     if settings.speed:
-        _measure(plans, reports, settings, journal, progress)
+        _measure(plans, reports, rounds, began + settings.seconds)
     head = {**_head(settings, versions), "traced": dict(summary(catalog))}
     return Screening(head, [reports[name] for name in chosen], unknown)
 
@@ -216,24 +223,31 @@ def _report(plan: _Plan) -> OperatorReport:
     )
 
 
-def _round(
-    what: str, tasks: list[Task], settings: Settings, journal: Journal, progress: Progress
-) -> None:
-    resume(tasks, journal)
-    left = {id(task): len(task.left) for task in tasks}
-    total = sum(left.values())
+@dataclass(frozen=True)
+class _Rounds:
+    """Rounds of child processes with one journal."""
 
-    def moved(task: Task) -> None:
-        left[id(task)] = 0 if task.given_up else len(task.left)
-        progress(f"{what} {task.job.operator}", total - sum(left.values()), total)
+    settings: Settings
+    journal: Journal
+    progress: Progress
 
-    Probe(settings.limits, settings.workers, journal, moved).run(tasks)
+    def run(self, what: str, tasks: list[Task], deadline: float) -> None:
+        """Run what the journal does not have yet."""
+        resume(tasks, self.journal)
+        left = {id(task): len(task.left) for task in tasks}
+        total = sum(left.values())
+
+        def moved(task: Task) -> None:
+            left[id(task)] = 0 if task.given_up else len(task.left)
+            self.progress(f"{what} {task.job.operator}", total - sum(left.values()), total)
+
+        workers = self.settings.workers
+        Probe(self.settings.limits, workers, self.journal, moved, deadline).run(tasks)
 
 
 def _measure(
-    plans: Sequence[_Plan], reports: Mapping[str, OperatorReport], settings: Settings,
-    journal: Journal, progress: Progress,
-) -> None:  # fmt: skip
+    plans: Sequence[_Plan], reports: Mapping[str, OperatorReport], rounds: _Rounds, deadline: float
+) -> None:
     """The second round, for operators that passed."""
     second: dict[str, Task] = {}
     for plan in plans:
@@ -245,11 +259,12 @@ def _measure(
             if event["event"] == "result" and event["verdict"] == "pass"
         }  # fmt: skip
         cases = [c for c in plan.cases if c.kind == "engine" and c.name in digests]
-        second[name] = Task(replace(_job(settings, "warm", name), digests=digests), cases)
-    _round("measuring", list(second.values()), settings, journal, progress)
+        job = replace(_job(rounds.settings, "warm", name), digests=digests)
+        second[name] = Task(job, cases)
+    rounds.run("measuring", list(second.values()), deadline)
     for name, task in second.items():
         speeds = [event for event in task.events if event["event"] == "speed"]
-        add_speed(reports[name], speeds, task.given_up or task.refused)
+        add_speed(reports[name], speeds, task.refused or (task.given_up if task.lost else ""))
 
 
 def _head(settings: Settings, versions: Mapping[str, str]) -> dict[str, Any]:

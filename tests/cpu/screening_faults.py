@@ -202,7 +202,8 @@ def slow_erf(x: Tensor) -> Tensor:
     end = time.monotonic() + 0.4
     while time.monotonic() < end:
         pass
-    return torch.erfc(-x) - 1
+    y = x if x.is_floating_point() else x.float()
+    return (1 - torch.erfc(y.double())).to(y.dtype)
 
 
 def halving_floor(x: Tensor) -> Tensor:

@@ -178,7 +178,9 @@ def test_what_was_not_measured_or_breaks_graphs_is_not_fast() -> None:
     assert found.chosen("off") == {}
 
 
-def test_the_line_counts_what_was_dispatched(fake: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_line_counts_what_was_dispatched(
+    fake: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     enabled = switch("right", allowed(tmp_path, abs=ABS), CPU)
     assert enabled is not None
     assert enabled.line() == "0 operators from 1 names on 0 call sites with 1 registrations"
@@ -190,6 +192,9 @@ def test_the_line_counts_what_was_dispatched(fake: SimpleNamespace, tmp_path: Pa
     assert enabled.line() == "1 operators from 1 names on 2 call sites with 1 registrations"
     sites = enabled.replacement.uses["abs"].sites
     assert all(site.startswith("numerics.py:") for site in sites)
+    with caplog.at_level(logging.WARNING):
+        disable()
+    assert "FlagGems: 1 operators from 1 names on 2 call sites with 1 registrations" in caplog.text
 
 
 def test_a_name_that_is_gone_is_warned_of(

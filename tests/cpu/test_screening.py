@@ -9,6 +9,7 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,8 +172,10 @@ def test_defects_are_shown_by_a_few_lines_that_run(found: Found, tmp_path: Path)
         lines = reproducer(str(FAULTS), report.name, operator, case.case, case.args, "cpu")
         assert len(lines.splitlines()) <= LINES
         printed = io.StringIO()
+        names: dict[str, Any] = {}
         with contextlib.redirect_stdout(printed):
-            exec(compile(lines, "reproducer", "exec"), {})
+            exec(compile(lines, "reproducer", "exec"), names)
+        names["session"].close()
         half = len(printed.getvalue()) // 2
         assert printed.getvalue()[:half] != printed.getvalue()[half:], lines
         assert f"### {operator}" in page
@@ -225,3 +228,15 @@ def test_an_operator_has_a_limit_of_its_own(tmp_path: Path) -> None:
     assert report.verdict == "skip"
     assert "cases not tried: the operator took more than 2 s" in report.reason
     assert not [case for case in report.cases if case.verdict == "fail"]
+
+
+def test_no_time_left_is_said_and_a_later_run_goes_on(tmp_path: Path) -> None:
+    catalog = trace(lambda: torch.rand(3, 4).abs(), "cpu")
+    settings = Settings(str(FAULTS), "cpu", tmp_path, limits=LIMITS, seconds=1e-3)
+    report = next(r for r in screen(catalog, settings, lambda *_: None).reports if r.name)
+    assert report.verdict == "skip"
+    assert report.reason.endswith("cases not tried: there was no time left")
+    later = screen(catalog, replace(settings, seconds=300), lambda *_: None)
+    report = next(r for r in later.reports if r.name == "right_abs")
+    assert report.verdict == "pass"
+    assert report.speed is not None

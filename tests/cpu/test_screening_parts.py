@@ -399,6 +399,7 @@ def test_a_screening_from_the_options_to_the_files(
 
 @pytest.mark.parametrize(("option", "value"), [
     ("jobs", 0), ("case_seconds", 0.0), ("operator_seconds", -1.0), ("memory_gib", 0.0),
+    ("seconds", 0.0),
 ])  # fmt: skip
 def test_limits_that_cannot_work_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: float
