@@ -90,7 +90,7 @@ class FixedStep:
     def write(self, parts: Sequence[FixedRows]) -> None:
         """Put the rows of the next run into place; what is left is padding."""
         table = np.zeros(self._inputs.shape, dtype=np.int64)
-        table[0], table[3], table[6] = -1, -1, _NEVER_STORED
+        table[0], table[4], table[6] = -1, _NEVER_STORED, -1
         counts = np.array([part.count for part in parts], dtype=np.int64)
         total = int(counts.sum())
         first = np.cumsum(counts) - counts
@@ -100,21 +100,22 @@ class FixedStep:
         part_of = np.repeat(np.arange(len(parts)), counts)
         table[0, :total] = np.arange(total) - first[part_of] + starts[part_of]
         table[1, :total] = slots[part_of]
-        table[2, :total] = ids
-        table[3, :total] = np.where(table[2, :total] < 0, slots[part_of], -1)
-        table[4, :total] = starts[part_of]
-        table[5, :total] = first[part_of]
-        table[6, :total] = (first + counts)[part_of] - np.arange(total)
+        table[2, :total] = starts[part_of]
+        table[3, :total] = first[part_of]
+        table[4, :total] = (first + counts)[part_of] - np.arange(total)
+        table[5, :total] = ids
+        table[6, :total] = np.where(table[5, :total] < 0, slots[part_of], -1)
         (sent,) = to_device([table], self._inputs.device)
         self._inputs.copy_(sent.view_as(self._inputs), non_blocking=True)
 
     def run(self) -> Tensor:
         """Logits [T, V] float32 of the rows."""
-        positions, slots, ids, sources, starts, first_row, left = self._inputs[:, : self._rows]
+        inputs = self._inputs[:, : self._rows]
+        ids, sources = inputs[5:]
         operators = self._model.precision.operators
         operators.fix_token_ids(ids, sources.int(), self._sampled, self._no_drafts, self._first)
-        layout = FixedLayout(positions, slots, starts, first_row, left, self._page_table,
-                             self._pool.geometry, self._longest, not self._chunk)  # fmt: skip
+        layout = FixedLayout(inputs[:5], self._page_table, self._pool.geometry, self._longest,
+                             not self._chunk)  # fmt: skip
         state = CachedState(self._model, self._pool, layout, ids, self._token_map)
         return self._model.logits(self._model(ids, state).x).float()
 

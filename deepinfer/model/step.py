@@ -165,8 +165,8 @@ class FixedLayout:
     stores nothing.
 
     Args:
-        positions, slots, starts, first_row, left: [T] int64 as in StepLayout, written before each
-            replay. Of padding, `left` is larger than any ring.
+        rows: [5, T] int64, positions, slots, starts, first_row and left as in StepLayout, written
+            before each replay. Of padding, `left` is larger than any ring.
         page_table: [slots, most pages] int64 page numbers by state slot.
         longest_sequence: no position reaches it.
         may_store_first: as in StepLayout: no sequence has more rows than that allows.
@@ -175,19 +175,18 @@ class FixedLayout:
     has_floors, drops_rows = False, False
 
     def __init__(
-        self, positions: Tensor, slots: Tensor, starts: Tensor, first_row: Tensor, left: Tensor,
-        page_table: Tensor, geometry: CacheGeometry, longest_sequence: int, may_store_first: bool,
+        self, rows: Tensor, page_table: Tensor, geometry: CacheGeometry, longest_sequence: int,
+        may_store_first: bool,
     ) -> None:  # fmt: skip
         self.may_store_first = may_store_first
-        self.positions, self.starts = positions, starts
-        self.first_row, self.left = first_row, left
-        self.slots = self.sequence = slots
+        self.positions, self.slots, self.starts, self.first_row, self.left = rows
+        self.sequence = self.slots
         self.page_table = page_table
         self.geometry = geometry
-        self.device = positions.device
-        self.total = positions.shape[0]
+        self.device = rows.device
+        self.total = rows.shape[1]
         self.row_numbers = torch.arange(self.total, device=self.device)
-        self.no_floors = self.floors = torch.zeros_like(positions)
+        self.no_floors = self.floors = torch.zeros_like(self.positions)
         self.window_length = geometry.ring_tokens - geometry.rollback_tokens
         self._longest_sequence = longest_sequence
 
