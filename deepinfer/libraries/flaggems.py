@@ -69,8 +69,12 @@ def put_in(
 
     Args:
         operators: kinds of arguments that each may have, None for any.
+
+    Raises:
+        ConfigError: PyTorch has no kernel on the GPU for one of them, so that there is no way back.
     """
     names = table(module)
+    failed: dict[str, str] = {}
     register = importlib.import_module(f"{PACKAGE}.runtime.register").Register
 
     class Wanted(register):  # type: ignore[misc, valid-type]
@@ -78,13 +82,20 @@ def put_in(
 
         def register_impl(self, key: str, fn: Any) -> None:
             """Put one function in."""
-            if key in operators:
+            if key not in operators:
+                return
+            try:
                 replacement.add(key, fn, operators[key])
-                self.all_ops.append(fn.__name__)
-                self.all_keys.append(key)
+            except Exception as error:  # the caller of this would only log it
+                failed[key] = str(error)
+            self.all_ops.append(fn.__name__)
+            self.all_keys.append(key)
 
     include = sorted({names[operator] for operator in operators})
     if include:
         module.only_enable(lib=replacement.library, include=include, registrar=Wanted)
+    if failed:
+        told = "; ".join(f"{key}: {why}" for key, why in failed.items())
+        raise ConfigError(f"{PACKAGE} cannot be put in PyTorch's place for some operators ({told})")
     missing = set(operators) - set(replacement.uses)
     assert not missing, f"{PACKAGE} did not register {sorted(missing)}"

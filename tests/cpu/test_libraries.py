@@ -18,7 +18,7 @@ from deepinfer.engine import loading
 from deepinfer.errors import ConfigError
 from deepinfer.libraries import flaggems
 from deepinfer.libraries import switch as switches
-from deepinfer.libraries.allowlist import AllowList, Entry, Mode, find, read
+from deepinfer.libraries.allowlist import SHIPPED, AllowList, Entry, Mode, find, read
 from deepinfer.libraries.host import versions
 from deepinfer.libraries.names import expand, nearest, resolve
 from deepinfer.libraries.replace import Replacement, Use, signature
@@ -50,8 +50,8 @@ def copy_(a, b, non_blocking=False):
 
 
 _FULL_CONFIG = (
-    ("abs", abs), ("div.Tensor", true_divide), ("true_divide.Tensor", true_divide),
-    ("copy_", copy_, lambda: False),
+    ("copysign", abs), ("abs", abs), ("div.Tensor", true_divide),
+    ("true_divide.Tensor", true_divide), ("copy_", copy_, lambda: False),
 )
 FULL_CONFIG_BY_FUNC = {}
 for _item in _FULL_CONFIG:
@@ -209,6 +209,16 @@ def test_a_name_that_is_gone_is_warned_of(
     assert enabled.names == ("abs",)
 
 
+def test_an_operator_that_nothing_could_take_back_is_refused(
+    fake: SimpleNamespace, tmp_path: Path
+) -> None:
+    before = dumps()
+    with pytest.raises(ConfigError, match="copysign: "):
+        switch("right", allowed(tmp_path, abs=ABS, copysign=entry("abs")), CPU)
+    assert dumps() == before
+    assert active() is None
+
+
 def test_off_restores_what_an_older_model_switched_on(
     fake: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,6 +299,14 @@ def test_what_is_no_allow_list_is_refused(tmp_path: Path, text: str) -> None:
         read(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path / "missing.json")
+
+
+def test_shipped_lists_are_lists_of_right_operators() -> None:
+    for file in SHIPPED.glob("*.json"):
+        shipped = read(file)
+        assert shipped.library == "flaggems", file
+        assert {"flag_gems", "torch", "triton", "gpu"} <= shipped.made_with.keys(), file
+        assert all(entry.kinds and entry.calls for entry in shipped.operators.values()), file
 
 
 _NAMES = st.text("abc._", min_size=1, max_size=5)
