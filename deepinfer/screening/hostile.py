@@ -81,6 +81,11 @@ def _in_range(operator: str, spec: TensorData, new: dict[int, int]) -> Fill:
     return replace(fill, low=max(-top - 1, min(fill.low, top)), high=min(fill.high, top))
 
 
+def indexed(operator: str) -> bool:
+    """Whether whole numbers among the operator's arguments are places."""
+    return base_name(operator) in INDEXED
+
+
 def _numbers(args: Data, new: dict[int, int]) -> Data:
     """Shapes among the arguments follow the sizes; a lone number does not, it may mean anything."""
 

@@ -199,7 +199,8 @@ class Probe:
     def _lose(self, child: "_Running", reason: str) -> None:
         """Note what a dead child was at; the case is decided by it."""
         task = child.task
-        task.lost += 1
+        # What PyTorch itself cannot do says nothing of the library.
+        task.lost += child.step != "pytorch"
         phase, operator = task.job.phase, task.job.operator
         if child.case is None:
             event: Event = {"event": "refused", "reason": f"while loading the library: {reason}"}

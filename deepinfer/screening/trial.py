@@ -17,6 +17,7 @@ from torch import Tensor
 from deepinfer.libraries.replace import overload
 from deepinfer.screening.arguments import Data, build, flat_tensors
 from deepinfer.screening.cases import Case
+from deepinfer.screening.hostile import indexed
 from deepinfer.screening.judge import (
     Expected,
     Finding,
@@ -29,6 +30,7 @@ from deepinfer.screening.judge import (
     same,
 )
 from deepinfer.screening.library import Answer, Session
+from deepinfer.screening.places import written_twice
 from deepinfer.screening.rules import Rule
 from deepinfer.screening.schema import base_name, in_order, value_of
 
@@ -99,11 +101,17 @@ def refer(operator: str, rule: Rule, case: Case, device: torch.device) -> Refere
     def call(args: list[Any], kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
 
+    # A place out of range would take the GPU from this process, so it is looked for elsewhere.
+    invented = indexed(operator) and case.kind not in ("engine", "past 2^31")
+    if device.type == "cuda" and invented and not refer(operator, rule, case, torch.device("cpu")):
+        return None
     try:
         outcome, _, _ = _run(operator, case, device, call)
         again, _, _ = _run(operator, case, device, call)
-    except Exception:  # whatever it says, there is nothing to compare with
-        return None
+    except Exception as error:
+        if is_device_error(error):
+            raise
+        return None  # whatever it says, there is nothing to compare with
     expected = Expected(outcome, strides=case.kind == "engine")
     if rule.kind != "exact":
         exact = _wide(operator, case, device, outcome, lambda x: x)
@@ -166,10 +174,14 @@ def attempt(
 
     A right answer that PyTorch gave in the library's stead is skipped; a wrong one is wrong.
     """
+    if written_twice(operator, *arguments_of(case, device)):
+        return Result(case.name, "skip", "places repeat: which of two values stays is left open")
     try:
         first, answer, first_seconds = _run(operator, case, device, session.call)
         finding = judge(rule, first, reference.expected)
         second, again, seconds = _run(operator, case, device, session.call)
+    except torch.OutOfMemoryError as error:
+        return Result(case.name, "skip", tidy(f"there is no memory for it: {error}"))
     except Exception as error:
         if is_device_error(error):
             raise

@@ -44,6 +44,7 @@ from deepinfer.screening.judge import (
 from deepinfer.screening.library import Functions, Library, load_library
 from deepinfer.screening.options import ScreenOptions
 from deepinfer.screening.own import Backends, own_attempt, own_cases
+from deepinfer.screening.places import written_twice
 from deepinfer.screening.probe import Limits, Task
 from deepinfer.screening.rules import rule_of
 from deepinfer.screening.trial import attempt, refer
@@ -422,3 +423,39 @@ def test_a_whole_checkpoint_is_traced_and_screened(
     assert report.calls > 0
     assert all(":" in site for site in report.sites)
     assert screening.head["traced"]["operators"] > 100
+
+
+@pytest.mark.parametrize(("operator", "args", "twice"), [
+    ("index_put_", (torch.zeros(4), [torch.tensor([0, 3, 1])], torch.ones(3)), False),
+    # -1 is place 3.
+    ("index_put_", (torch.zeros(4), [torch.tensor([0, 3, -1])], torch.ones(3)), True),
+    ("index_put_", (torch.zeros(4), [torch.tensor([0, 0])], torch.ones(2), True), False),
+    ("index_put_", (torch.zeros(4, 4), [torch.tensor([0, 0]), torch.tensor([1, 2])],
+                    torch.ones(2)), False),
+    ("index_put_", (torch.zeros(4, 4), [torch.tensor([0, 0]), torch.tensor([1, 1])],
+                    torch.ones(2)), True),
+    ("index_put_", (torch.zeros(4, 4), [None, torch.tensor([1, 1])], torch.ones(4, 2)), True),
+    ("index_copy_", (torch.zeros(4), 0, torch.tensor([1, 1]), torch.ones(2)), True),
+    ("scatter.src", (torch.zeros(2, 3), 1, torch.tensor([[0, 1], [0, 1]]), torch.ones(2, 2)),
+     False),
+    ("scatter.src", (torch.zeros(2, 3), 0, torch.tensor([[0, 1], [0, 1]]), torch.ones(2, 2)), True),
+    ("gather", (torch.zeros(2, 3), 1, torch.tensor([[0, 0], [0, 1]])), False),
+])  # fmt: skip
+def test_places_that_are_written_twice(operator: str, args: tuple[Any, ...], twice: bool) -> None:
+    """Of two values for one place either may stay, so such calls cannot be judged."""
+    assert written_twice(operator, args, {}) == twice
+
+
+def test_a_lost_gpu_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch breaks would be blamed on the library that is asked next."""
+    data = {"args": [TensorData((3,), (1,), "float32").to_data()], "kwargs": {}}
+    case = Case("tiny", "tiny", data, in_scope=True)
+    rule = rule_of("abs")
+    assert rule is not None
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("deepinfer.screening.trial._run", broken)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        refer("abs", rule, case, torch.device("cpu"))
