@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,9 +14,12 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import CompletionOutput, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request
+from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.sequence import Sequence as TokenSequence
 from deepinfer.kv.audit import audit
+from deepinfer.testing.compare import largest_difference
 from deepinfer.testing.draws import sample
-from tests.cpu.model_helpers import recomputed
+from tests.cpu.model_helpers import EXACT, recomputed
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
@@ -172,3 +176,64 @@ class Play:
 def played(llm: LLM, asked: Sequence[Asked], **kwargs: Any) -> list[Reply]:
     """What everybody of `asked` gets."""
     return [reply(output) for output in Play(llm).run(asked, **kwargs)]
+
+
+class Witness:
+    """Watches an engine's forwards: the raw logits of every row that gets any are kept in full
+    precision, and after each forward everything that nobody owns is filled with NaN.
+
+    Attributes:
+        forwards: (start, count) of the rows of each forward.
+    """
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = llm.engine
+        self.forwards: list[list[tuple[int, int]]] = []
+        self._seen: list[tuple[TokenSequence, int, Tensor]] = []
+        self._raw = torch.empty(0)
+        logits, forward = llm.model.logits, llm.engine.runner.forward
+
+        def keep(x: Tensor) -> Tensor:
+            self._raw = logits(x)
+            return self._raw
+
+        def watch(rows: list[ForwardRows]) -> Any:
+            result, places = forward(rows)
+            owner = {s.blocks.slot: s for s in self.engine.scheduler.running if s.blocks}
+            for row, place in zip(rows, places, strict=True):
+                first = row.start + row.count - row.wanted
+                for position, raw in enumerate(self._raw[place].clone(), first):
+                    self._seen.append((owner[row.blocks.slot], position, raw))
+            self.forwards.append([(row.start, row.count) for row in rows])
+            poison_free(self.engine)
+            return result, places
+
+        monkeypatch.setattr(llm.model, "logits", keep)
+        monkeypatch.setattr(llm.engine.runner, "forward", watch)
+
+    def check(self, model: Loaded, most: float = EXACT) -> int:
+        """All rows seen so far equal those of recomputing their sequences without any cache; how
+        many there were."""
+        whole: dict[tuple[int, ...], Tensor] = {}
+        for sequence, position, raw in self._seen:
+            ids = tuple(sequence.tokens)
+            if ids not in whole:
+                whole[ids] = recomputed(model, torch.tensor(ids)).logits
+            assert largest_difference(raw, whole[ids][position]) < most, (len(ids), position)
+        count = len(self._seen)
+        self._seen.clear()
+        return count
+
+
+def poison_free(engine: Engine) -> None:
+    """Fill free pages and slots with what decodes to NaN."""
+    pool = engine.runner.pool
+    pages, slots = map(torch.tensor, engine.manager.allocator.free_numbers())
+    for table in (pool.window, pool.draft_window):
+        table.index_fill_(1, slots.long(), 0xFF)
+    for group in pool.groups.values():
+        group.index_fill_(0, slots.long(), float("nan"))
+    pool.history.index_fill_(0, slots.long(), -(2**62))
+    for tables in (pool.compressed, pool.index_codes, pool.index_scales):
+        for table in tables.values():
+            table.index_fill_(0, pages.long(), 0xFF)
