@@ -7,19 +7,26 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter
 
 from deepinfer import __version__
+from deepinfer.commands.options import (
+    FORM,
+    PLAN,
+    SAMPLING,
+    Form,
+    PlanOptions,
+    Switch,
+    TerminalSampling,
+    Text,
+)
 from deepinfer.commands.report.plan import ReportOptions
 from deepinfer.config import EngineOptions
 from deepinfer.errors import DeepInferError, RequestError
-from deepinfer.sampling.params import SamplingParams
-from deepinfer.sampling.structured import StructuredOutput
 from deepinfer.screening.options import ScreenOptions
 
 app = App(
@@ -32,90 +39,8 @@ app.command(bench)
 
 Options = Annotated[EngineOptions, Parameter(name="*")]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
-Switch = Parameter(negative="")
-Text = Annotated[str, Parameter(allow_leading_hyphen=True)]  # "- like this", or - alone
-
-
-def _biases(type_: object, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
-    """Pairs from 5=-1.5."""
-    found = []
-    for token in tokens:
-        left, _, right = token.value.partition("=")
-        try:
-            found.append((int(left), float(right)))
-        except ValueError:
-            raise RequestError(
-                f"--logit-bias {token.value!r}; expected ID=BIAS like 5=-1.5"
-            ) from None
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class _TerminalSampling(SamplingParams):
-    """SamplingParams with a default that suits a reader rather than a program.
-
-    Attributes:
-        logit_bias: ID=BIAS, added to the logit of the token, -100..100.
-    """
-
-    max_tokens: int | None = 128
-    logit_bias: Annotated[
-        tuple[tuple[int, float], ...],
-        Parameter(converter=_biases, n_tokens=1, consume_multiple=False, negative=""),
-    ] = ()
-    structured: Annotated[StructuredOutput | None, Parameter(parse=False, show=False)] = None
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The form that the text must have, at most one of them; needs the extra "structured".
-
-    Attributes:
-        json_schema: JSON schema that the text must validate against, or @FILE with one; true for
-            any JSON.
-        regex: regular expression that the whole text must match.
-        ebnf: grammar that the text must follow, or @FILE with one; rules like root ::= "a" | "b".
-        choice: a text that may come; may be given several times.
-        after_thinking: the prompt leaves the model thinking, and the form begins after its end of
-            thinking. In a conversation --thinking says so.
-    """
-
-    json_schema: str | None = None
-    regex: Text | None = None
-    ebnf: str | None = None
-    choice: Annotated[list[str] | None, Parameter(negative="", allow_leading_hyphen=True)] = None
-    after_thinking: Annotated[bool, Switch] = False
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is any."""
-        return any((self.json_schema, self.regex, self.ebnf, self.choice))
-
-    def add_to(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters with this form."""
-        given = {name: value for name, value in self.__dict__.items() if value is not None}
-        after_thinking = given.pop("after_thinking")
-        if not given:
-            if after_thinking:
-                raise RequestError("after_thinking is about a form; give one, like json_schema")
-            return sampling
-        for name in given.keys() & {"json_schema", "ebnf"}:
-            given[name] = _text_or_file(name, given[name])
-        form = StructuredOutput(**given, after_thinking=after_thinking)
-        return replace(sampling, structured=form)
-
-
-def _text_or_file(name: str, text: str) -> str:
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{name} file {text[1:]!r} cannot be read ({error})") from None
-
-
-Sampling = Annotated[_TerminalSampling, Parameter(name="*")]
-Form = Annotated[_Form, Parameter(name="*")]
+Sampling = Annotated[TerminalSampling, Parameter(name="*")]
+FormOptions = Annotated[Form, Parameter(name="*")]
 Wanted = Annotated[ReportOptions, Parameter(name="*")]
 _EVERYTHING = ReportOptions()
 
@@ -127,8 +52,8 @@ def generate(
     prompt: Text | None = None,
     prompt_token_ids: str | None = None,
     prompt_file: Text | None = None,
-    sampling: Sampling = _TerminalSampling(),
-    form: Form = _Form(),
+    sampling: Sampling = SAMPLING,
+    form: FormOptions = FORM,
     echo: Annotated[bool, Switch] = False,
     as_json: Json = False,
 ) -> int:
@@ -162,8 +87,8 @@ def chat(
     message: list[Text] | None = None,
     system: Text | None = None,
     thinking: Annotated[bool, Switch] = False,
-    sampling: Sampling = _TerminalSampling(),
-    form: Form = _Form(),
+    sampling: Sampling = SAMPLING,
+    form: FormOptions = FORM,
     as_json: Json = False,
 ) -> int:
     """Talk to a checkpoint in the V4.1 prompt format, or ask a few questions and end.
@@ -304,16 +229,9 @@ def ops(
     show(list_operators(options, try_out), as_json)
 
 
-@dataclass(frozen=True)
-class _PlanOptions(EngineOptions):
-    """EngineOptions without which a plan of the released checkpoint can do."""
-
-    model: str = ""
-
-
 @app.command
 def doctor(
-    options: Annotated[_PlanOptions, Parameter(name="*")] = _PlanOptions(),
+    options: Annotated[PlanOptions, Parameter(name="*")] = PLAN,
     *,
     plan: Annotated[bool, Switch] = False,
     gpus: str | None = None,
@@ -439,26 +357,9 @@ def bench_cpu(
     as_json:
         Print JSON instead of a table.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from deepinfer.commands.bench_cpu import measure, show
 
-    from deepinfer.commands.bench_cpu import measure
-
-    result = measure(replace(options, device="cpu"), prompt_tokens, output_tokens, repeats)
-    phases = [result["prefill"], result["decode"]]
-    if as_json:
-        print(json.dumps({**result, "prefill": asdict(phases[0]), "decode": asdict(phases[1])}))
-        return
-    table = Table("", "prefill", "decode", box=box.SIMPLE)
-    table.add_row("tokens/s (median)", *(f"{phase.tokens_per_s:,.1f}" for phase in phases))
-    table.add_row("tokens/s (best)", *(f"{phase.best_tokens_per_s:,.1f}" for phase in phases))
-    for part in phases[1].shares:
-        table.add_row(f"time in {part}", *(f"{p.shares.get(part, 0):.0%}" for p in phases))
-    settings = {k: v for k, v in result.items() if k not in ("prefill", "decode")}
-    console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
-    console.print(table)
+    show(measure(replace(options, device="cpu"), prompt_tokens, output_tokens, repeats), as_json)
 
 
 def screen_ops() -> NoReturn:

@@ -3,16 +3,21 @@
 Knows clocks and modules; must not know what a good figure is.
 """
 
+import json
 import platform
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from torch import nn
 
 from deepinfer import __version__
@@ -169,3 +174,21 @@ def measure(
         ),
         "decode": Phase(1 / statistics.median(decode), 1 / min(decode), decode_shares),
     }
+
+
+def show(result: dict[str, Any], as_json: bool) -> None:
+    """Print what `measure` found."""
+    phases = [result["prefill"], result["decode"]]
+    if as_json:
+        plain = {**result, "prefill": asdict(phases[0]), "decode": asdict(phases[1])}
+        sys.stdout.write(json.dumps(plain) + "\n")
+        return
+    table = Table("", "prefill", "decode", box=box.SIMPLE)
+    table.add_row("tokens/s (median)", *(f"{phase.tokens_per_s:,.1f}" for phase in phases))
+    table.add_row("tokens/s (best)", *(f"{phase.best_tokens_per_s:,.1f}" for phase in phases))
+    for part in phases[1].shares:
+        table.add_row(f"time in {part}", *(f"{p.shares.get(part, 0):.0%}" for p in phases))
+    settings = {k: v for k, v in result.items() if k not in ("prefill", "decode")}
+    console = Console()
+    console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
+    console.print(table)

@@ -9,12 +9,13 @@ same tokens.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from deepinfer.config import EngineConfig
+from deepinfer.engine.drawing import Drawing, PromptRows
 from deepinfer.engine.flight import Flight, Launched, SampledRow
 from deepinfer.engine.metrics import Metrics, StepLog
 from deepinfer.engine.output import StreamChunk
@@ -28,7 +29,7 @@ from deepinfer.kv.blocks import PageCopy, SlotCopy
 from deepinfer.kv.manager import KVManager
 from deepinfer.log import logger
 from deepinfer.model.transformer import Transformer
-from deepinfer.sampling.batch import Drawn, Masks, SamplingBatch
+from deepinfer.sampling.batch import Drawn
 from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.logprobs import TokenLogprobs
 
@@ -53,7 +54,6 @@ class Engine:
     ) -> None:  # fmt: skip
         self.config = config
         self.clock = clock
-        self._grammars = grammars
         self.runner = Runner(config, model, token_map, config.state_slots)
         self.manager = KVManager(
             self.runner.pages, config.state_slots, config.page_tokens, config.prefix_checkpoints
@@ -61,12 +61,12 @@ class Engine:
         limits = SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens,
                                  config.max_queue, CHECKPOINT_INTERVAL)  # fmt: skip
         self.scheduler = Scheduler(limits, self.manager, clock)
-        self.sampler = self._new_sampler()
+        self._grammars = grammars
+        self.drawing = Drawing(self.config, self.runner, grammars)
         self.metrics = Metrics()
         self._log = StepLog(config.log_interval, clock())
         self._eos = model.config.eos_token_id
         self._completions: dict[Sequence, Completion] = {}
-        self._open: dict[int, Completion] = {}  # whom the sampler knows by slot
         self._in_flight: list[Flight] = []
         self._outbox: list[StreamChunk] = []  # what the step under way has to tell
         self._torn = False
@@ -76,13 +76,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request has not ended, or a step is under way."""
         return bool(self._completions or self._in_flight or self._outbox)
-
-    def _new_sampler(self) -> SamplingBatch:
-        model = self.runner.model
-        return SamplingBatch(
-            self.config.state_slots, model.config.vocab_size, model.config.eos_token_id,
-            self.runner.device, model.precision.operators,
-        )  # fmt: skip
 
     def add(self, request: Request) -> None:
         """Queue a checked request.
@@ -127,7 +120,7 @@ class Engine:
         if not self._torn:
             return
         self._in_flight.clear()
-        self.sampler, self._open = self._new_sampler(), {}
+        self.drawing = Drawing(self.config, self.runner, self._grammars)
         told = {(chunk.request_id, chunk.index) for chunk in self._outbox if chunk.finish_reason}
         for sequence, completion in list(self._completions.items()):
             completion.slot = None
@@ -155,8 +148,6 @@ class Engine:
         Raises:
             ConfigError: steps < 1, or a recording is under way.
         """
-        if type(steps) is not int or steps < 1:
-            raise ConfigError(f"profile of {steps!r} steps; expected a whole number of at least 1")
         if self._recording is not None:
             raise ConfigError("a profile is being recorded; wait for its end")
         self._recording = Recording(file, steps)
@@ -183,7 +174,7 @@ class Engine:
         for sequence in plan.ended:
             self._ended(sequence)
         for sequence in plan.preempted:
-            self._close(self._completions[sequence])
+            self.drawing.close(self._completions[sequence])
         launched = self._launch(plan)
         if not self.config.overlap:
             self._collect(self._sample(launched))
@@ -252,12 +243,13 @@ class Engine:
         for row in rows:
             sequence, end = row.sequence, row.start + row.count
             assert sequence.blocks is not None
-            request = self._completions[sequence].request
+            completion = self._completions[sequence]
             floor = 0
             if self.config.yoco_prefill != "off":
-                floor = max(0, len(request.prompt_ids) - self.config.yoco_keep_tokens)
+                kept = self.config.yoco_keep_tokens
+                floor = max(0, len(completion.request.prompt_ids) - kept)
             ids = [] if row.from_device else sequence.tokens[row.start : end]
-            wanted = row.count if _wants_prompt(self._completions[sequence], row) else row.samples
+            wanted = row.count if completion.reports_prompt(row.start) else row.samples
             forward.append(ForwardRows(sequence.blocks, ids, row.start, floor, int(wanted)))
         logits, places = self.runner.forward(forward)
         return Launched(rows, logits, places)
@@ -278,14 +270,14 @@ class Engine:
                 completion = self._completions.get(row.sequence)
                 if completion is None:
                     continue  # it ended while its step ran
-                if _wants_prompt(completion, row):
-                    prompts.append((completion, row, place))
+                if completion.reports_prompt(row.start):
+                    prompts.append(PromptRows(completion, row.start, place))
                 if row.samples:
                     rows.append(SampledRow(completion, place.stop - 1, row.start + row.count))
             if not rows and not prompts:
                 continue
             try:
-                flights.append(self._draw(part, rows, prompts))
+                flights.append(self.drawing.draw(part, rows, prompts))
             except Exception as error:
                 logger.warning(f"drawing failed and is done sequence by sequence: {error}")
                 flights += [self._draw_alone(part, [row], []) for row in rows]
@@ -294,72 +286,18 @@ class Engine:
 
     def _draw_alone(
         self, part: Launched, rows: list[SampledRow],
-        prompts: list[tuple[Completion, PlannedRows, slice]],
+        prompts: list[PromptRows],
     ) -> Flight:  # fmt: skip
         """Draw for one sequence, from new logits, as the old ones may have been changed."""
-        completion = rows[0].completion if rows else prompts[0][0]
+        completion = rows[0].completion if rows else prompts[0].completion
         try:
             if rows:
-                self._close(completion)  # it may have been told more than has happened
+                self.drawing.close(completion)  # it may have been told more than has happened
                 again = PlannedRows(completion.sequence, rows[0].position - 1, 1, True, False)
                 part, rows = self._forward([again]), [replace(rows[0], place=0)]
-            return self._draw(part, rows, prompts)
+            return self.drawing.draw(part, rows, prompts)
         except Exception as error:
             return Flight([], [(completion, error)])
-
-    def _draw(
-        self, part: Launched, rows: list[SampledRow],
-        prompts: list[tuple[Completion, PlannedRows, slice]],
-    ) -> Flight:  # fmt: skip
-        rows, masks, failed = self._masked(rows)
-        flight = Flight(rows, failed)
-        operators = self.runner.model.precision.operators
-        for completion, row, place in prompts:
-            flight.report_prompt(completion, row.start, part.logits[place], operators)
-        if rows:
-            slots = [self._slot(row.completion) for row in rows]
-            with self.runner.guarded():
-                logits = part.select([row.place for row in rows])
-                positions = [row.position for row in rows]
-                sampled = self.sampler.sample(logits, slots, positions, masks)
-                self.runner.keep_sampled(slots, sampled.tokens)
-            flight.sampled = sampled
-        flight.send()
-        return flight
-
-    def _masked(
-        self, rows: list[SampledRow]
-    ) -> tuple[list[SampledRow], Masks | None, list[tuple[Completion, Exception]]]:
-        """What grammars allow in these rows; rows whose grammar fails are left out."""
-        states = {i: row.completion.grammar for i, row in enumerate(rows) if row.completion.grammar}
-        if not states:
-            return rows, None, []
-        pinned = self.runner.device.type == "cuda"
-        try:
-            return rows, self._grammars.masks(states, pinned), []
-        except Exception as together:
-            failed = []
-            for number, state in states.items():
-                try:
-                    self._grammars.masks({number: state})
-                except Exception as own:
-                    failed.append((rows[number].completion, own))
-            if not failed:
-                raise RuntimeError("grammars fail together, though none does alone") from together
-            gone = {completion for completion, _ in failed}
-            left, masks, more = self._masked([row for row in rows if row.completion not in gone])
-            return left, masks, failed + more
-
-    def _slot(self, completion: Completion) -> int:
-        """State slot of a running sequence, which the sampler knows from now on."""
-        blocks = completion.sequence.blocks
-        assert blocks is not None, "sampled without a slot"
-        if self._open.get(blocks.slot) is not completion:
-            request = completion.request
-            self._open[blocks.slot], completion.slot = completion, blocks.slot
-            self.sampler.open(blocks.slot, request.params, completion.seed, request.prompt_ids,
-                              completion.generated)  # fmt: skip
-        return blocks.slot
 
     # What came of it.
 
@@ -392,7 +330,7 @@ class Engine:
         if logprobs is not None:
             completion.logprobs.append(logprobs)
         self.scheduler.append(completion.sequence, token)
-        self._time(completion)
+        self.metrics.count_token(completion, self.clock())
         grammar = completion.grammar
         if grammar is not None and not grammar.accept(token):
             error = f"the grammar does not allow token {token}, which its mask let through"
@@ -422,56 +360,20 @@ class Engine:
 
     def _forget(self, completion: Completion) -> None:
         assert completion.finish_reason is not None
-        self._close(completion)
+        self.drawing.close(completion)
         self._outbox.append(completion.chunk())
         del self._completions[completion.sequence]
         self.metrics.ended(completion.finish_reason)
 
-    def _close(self, completion: Completion) -> None:
-        """The sampler need not know it any more."""
-        slot, completion.slot = completion.slot, None
-        if slot is not None:
-            del self._open[slot]
-            self.sampler.close(slot)
-
-    # Figures.
-
-    def _time(self, completion: Completion) -> None:
-        now, metrics = self.clock(), self.metrics
-        if completion.last_token_s is None:
-            metrics.first_token_s.add(now - completion.request.arrival_s)
-        else:
-            metrics.token_s.add(now - completion.last_token_s)
-        completion.last_token_s = now
-        metrics.generated_tokens += 1
-
     def _measure(self, plan: StepPlan) -> None:
         metrics, now = self.metrics, self.clock()
-        rows = sum(row.count for row in plan.rows)
-        if rows:
-            metrics.steps += 1
-            metrics.decode_steps += rows == plan.decodes
-            metrics.prompt_tokens += rows - plan.decodes
-            metrics.rows.add(rows)
-            metrics.sequences.add(len(plan.rows))
-            for row in plan.rows:
-                completion = self._completions.get(row.sequence)
-                if completion is not None and not completion.started:
-                    completion.started = True
-                    metrics.queue_s.add(now - completion.request.arrival_s)
-        allocator = self.manager.allocator
-        metrics.running = len(self.scheduler.running)
-        metrics.waiting = len(self.scheduler.waiting)
-        metrics.preemptions = self.scheduler.counters.preempted
-        metrics.cache_use = 1 - allocator.free_pages / max(1, allocator.pages)
-        metrics.prefix = asdict(self.manager.tree.counters)
+        metrics.count_step(sum(row.count for row in plan.rows), plan.decodes, len(plan.rows))
+        for row in plan.rows:
+            completion = self._completions.get(row.sequence)
+            if completion is not None and not completion.started:
+                completion.started = True
+                metrics.queue_s.add(now - completion.request.arrival_s)
+        metrics.look(self.scheduler)
         line = self._log.line(metrics, now)
         if line is not None:
             logger.info(line)
-
-
-def _wants_prompt(completion: Completion, row: PlannedRows) -> bool:
-    """Whether the rows' logits are needed for log-probabilities of the prompt."""
-    request = completion.request
-    wanted = request.params.prompt_logprobs is not None and completion.index == 0
-    return wanted and row.start + 1 < len(request.prompt_ids)

@@ -6,6 +6,7 @@ Knows tokenizer, limits and grammars; must not know the loop.
 import random
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import OutputText
@@ -87,3 +88,38 @@ def as_ids(prompt: Sequence[int]) -> list[int]:
         return list(prompt)
     except TypeError:
         raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids") from None
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list of them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = as_ids(cast("Sequence[int]", prompts))
+    if several and not any(isinstance(item, Sequence) for item in several):
+        return [several]  # token ids, or what will be refused as such
+    return cast("list[Prompt]", several)
+
+
+def is_conversation(messages: object) -> bool:
+    """Whether these are the messages of one conversation, not several conversations."""
+    return isinstance(messages, Sequence) and all(isinstance(item, dict) for item in messages)
+
+
+def params_for(
+    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """Parameters of each prompt: the same for all, one for each, or defaults.
+
+    Raises:
+        RequestError: there are others than one for each.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence):
+        raise RequestError(f"sampling parameters {params!r:.60}; expected SamplingParams")
+    if len(params) != len(prompts):
+        raise RequestError(
+            f"{len(params)} sampling parameters for {len(prompts)} prompts; expected one for all"
+            " or one for each"
+        )
+    return list(params)

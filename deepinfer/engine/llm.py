@@ -3,40 +3,27 @@
 Knows how the parts are put together; must not know how a step works.
 """
 
-import dataclasses
-import difflib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
-
-import torch
 
 from deepinfer.config import EngineOptions
 from deepinfer.engine.chat_format import ChatFormat, Message
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.intake import Intake, Prompt, as_ids
-from deepinfer.engine.loading import Loaded, load
+from deepinfer.engine.intake import Intake, Prompt, as_list, is_conversation, params_for
+from deepinfer.engine.loading import Loaded, load, options_from
 from deepinfer.engine.metrics import Metrics
 from deepinfer.engine.output import RequestOutput, StreamChunk
 from deepinfer.engine.request import Request, check_request
+from deepinfer.engine.speculation import rounds
 from deepinfer.engine.warmup import capture, warm_up
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.sampling.grammar import GrammarCompiler
 from deepinfer.sampling.params import SamplingParams
-from deepinfer.speculative.greedy import GreedySpeculation, Round
+from deepinfer.speculative.greedy import Round
 
 Conversation = Sequence[Message]
-
-
-def _options(model: str | Path, settings: dict[str, Any]) -> EngineOptions:
-    known = [field.name for field in dataclasses.fields(EngineOptions)]
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown setting {name!r}; did you mean {near!r}?")
-    return EngineOptions(model=str(model), **settings)
 
 
 class LLM:
@@ -59,7 +46,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, *, progress: bool = False, **settings: Any) -> None:
-        self._start(load(_options(model, settings), progress), progress)
+        self._start(load(options_from(model, settings), progress), progress)
 
     @classmethod
     def from_options(cls, options: EngineOptions, *, progress: bool = False) -> Self:
@@ -148,8 +135,8 @@ class LLM:
         Raises:
             RequestError: a prompt or parameter cannot be served; nothing is run then.
         """
-        several = _as_list(prompts)
-        params = _params_for(several, sampling_params)
+        several = as_list(prompts)
+        params = params_for(several, sampling_params)
         requests = [
             self.request(*pair, priority=priority, timeout=timeout)
             for pair in zip(several, params, strict=True)
@@ -175,14 +162,14 @@ class LLM:
             RequestError: a message, prompt or parameter cannot be served; nothing is run then.
             ConfigError: the package deepseek-recipe is missing.
         """
-        several = cast("Sequence[Conversation]", [messages] if _is_conversation(messages)
+        several = cast("Sequence[Conversation]", [messages] if is_conversation(messages)
                        else messages)  # fmt: skip
         chat_format = self.chat_format()
         prompts: list[Prompt] = []
         for conversation in several:
             converted = chat_format.convert(conversation, thinking, tools)
             prompts.append(chat_format.encode(converted))
-        params = _params_for(prompts, sampling_params)
+        params = params_for(prompts, sampling_params)
         return self._run([self.request(*pair) for pair in zip(prompts, params, strict=True)])
 
     def chat_format(self) -> ChatFormat:
@@ -245,31 +232,7 @@ class LLM:
         check_request(prompt_ids, params, self.config, self.model_config)
         if self.engine.has_work:
             raise RequestError("speculate runs alone; wait until other requests have ended")
-        return self._rounds(prompt_ids, max_tokens)
-
-    @torch.inference_mode()
-    def _rounds(self, prompt_ids: list[int], max_tokens: int) -> Iterator[Round]:
-        runner, manager = self.engine.runner, self.engine.manager
-        blocks = manager.open(prompt_ids, reuse=False).blocks
-        try:
-            slack = self.model_config.dspark_block_size + 1
-            manager.reserve(blocks, len(prompt_ids) + max_tokens + slack)
-            one = GreedySpeculation(runner.model, runner.pool, blocks, runner.token_map,
-                                    self.config.max_num_batched_tokens)  # fmt: skip
-            token = one.prefill(prompt_ids)
-            eos, left = self.model_config.eos_token_id, max_tokens
-            yield Round([token], 0, 0, [])
-            left -= 1
-            for turn in one.rounds(token) if token != eos and left else ():
-                ids = turn.token_ids[:left]
-                if eos in ids:
-                    ids = ids[: ids.index(eos) + 1]
-                yield replace(turn, token_ids=ids, accepted=min(turn.accepted, len(ids)))
-                left -= len(ids)
-                if not left or ids[-1] == eos:
-                    return
-        finally:
-            manager.free(blocks)
+        return rounds(self.engine, prompt_ids, max_tokens)
 
     def _step(self) -> None:
         """One step; its chunks go to the requests' inboxes, whoever drives the engine."""
@@ -307,31 +270,3 @@ class LLM:
 def create_llm(model: str | Path, **settings: Any) -> LLM:
     """`LLM(model, **settings)`; the name that engines of this family share."""
     return LLM(model, **settings)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    several = as_ids(cast("Sequence[int]", prompts))
-    if several and not any(isinstance(item, Sequence) for item in several):
-        return [several]  # token ids, or what will be refused as such
-    return cast("list[Prompt]", several)
-
-
-def _is_conversation(messages: object) -> bool:
-    return isinstance(messages, Sequence) and all(isinstance(item, dict) for item in messages)
-
-
-def _params_for(
-    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
-    if not isinstance(params, Sequence):
-        raise RequestError(f"sampling parameters {params!r:.60}; expected SamplingParams")
-    if len(params) != len(prompts):
-        raise RequestError(
-            f"{len(params)} sampling parameters for {len(prompts)} prompts; expected one for all"
-            " or one for each"
-        )
-    return list(params)

@@ -3,10 +3,13 @@
 Knows which parts depend on which; must not know requests.
 """
 
+import dataclasses
+import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -41,6 +44,20 @@ class Loaded:
     tokenizer: Tokenizer
     model: Transformer
     token_map: Tensor | None
+
+
+def options_from(model: str | Path, settings: dict[str, Any]) -> EngineOptions:
+    """Settings by name as options.
+
+    Raises:
+        ConfigError: a name is unknown; the nearest known one is named.
+    """
+    known = [field.name for field in dataclasses.fields(EngineOptions)]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown setting {name!r}; did you mean {near!r}?")
+    return EngineOptions(model=str(model), **settings)
 
 
 def this_host() -> Host:

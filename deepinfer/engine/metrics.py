@@ -1,11 +1,16 @@
 """What the engine has done: counters, and distributions of times and sizes.
 
-Knows numbers; must not know torch or requests. Counters only grow: two readings give a rate.
+Knows what to count; must not know torch or how a step works. Counters only grow: two readings give
+a rate.
 """
 
 import bisect
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deepinfer.engine.request import Completion
+    from deepinfer.engine.scheduler import Scheduler
 
 _SECONDS = tuple(m * 10.0**e for e in range(-4, 3) for m in (1, 2, 5))
 _SIZES = tuple(float(2**n) for n in range(13))
@@ -96,6 +101,32 @@ class Metrics:
     def ended(self, reason: str) -> None:
         """Count a reply that has ended."""
         self.requests[reason] = self.requests.get(reason, 0) + 1
+
+    def count_token(self, completion: "Completion", now: float) -> None:
+        """Count a token that has just arrived."""
+        if completion.last_token_s is None:
+            self.first_token_s.add(now - completion.request.arrival_s)
+        else:
+            self.token_s.add(now - completion.last_token_s)
+        completion.last_token_s = now
+        self.generated_tokens += 1
+
+    def count_step(self, rows: int, decodes: int, sequences: int) -> None:
+        """Count a step of so many rows, `decodes` of which are single ones of a sequence."""
+        if rows:
+            self.steps += 1
+            self.decode_steps += rows == decodes
+            self.prompt_tokens += rows - decodes
+            self.rows.add(rows)
+            self.sequences.add(sequences)
+
+    def look(self, scheduler: "Scheduler") -> None:
+        """Note how things stand now."""
+        allocator, tree = scheduler.manager.allocator, scheduler.manager.tree
+        self.running, self.waiting = len(scheduler.running), len(scheduler.waiting)
+        self.preemptions = scheduler.counters.preempted
+        self.cache_use = 1 - allocator.free_pages / max(1, allocator.pages)
+        self.prefix = asdict(tree.counters)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, distributions as summaries."""

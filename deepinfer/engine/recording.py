@@ -10,11 +10,19 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from deepinfer.errors import ConfigError
+
 
 class Recording:
-    """Records `steps` steps, then writes a Chrome trace to `file`."""
+    """Records `steps` steps, then writes a Chrome trace to `file`.
+
+    Raises:
+        ConfigError: steps < 1.
+    """
 
     def __init__(self, file: Path, steps: int) -> None:
+        if type(steps) is not int or steps < 1:
+            raise ConfigError(f"profile of {steps!r} steps; expected a whole number of at least 1")
         self._file, self._left = file, steps
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():

@@ -59,6 +59,12 @@ class Completion:
         """Ids generated so far."""
         return self.sequence.tokens[len(self.request.prompt_ids) :]
 
+    def reports_prompt(self, start: int) -> bool:
+        """Whether rows from position `start` on are reported: they predict tokens of the prompt,
+        whose log-probabilities are wanted, once for all replies."""
+        wanted = self.request.params.prompt_logprobs is not None and self.index == 0
+        return wanted and start + 1 < len(self.request.prompt_ids)
+
     @property
     def count(self) -> int:
         """How many tokens were generated so far."""

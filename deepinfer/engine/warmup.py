@@ -94,13 +94,13 @@ def _sample(engine: Engine, logits: Tensor) -> None:
     """Draw from every row with everything that parameters can ask for."""
     slots = list(range(len(logits)))
     for slot in slots:
-        engine.sampler.open(slot, _SAMPLED, 0, [1], [2])
+        engine.drawing.sampler.open(slot, _SAMPLED, 0, [1], [2])
     try:
-        sampled = engine.sampler.sample(logits, slots, [2] * len(slots))
+        sampled = engine.drawing.sampler.sample(logits, slots, [2] * len(slots))
         engine.runner.keep_sampled(slots, sampled.tokens)
     finally:
         for slot in slots:
-            engine.sampler.close(slot)
+            engine.drawing.sampler.close(slot)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def assert_idle(llm: LLM) -> None:
     assert not engine.has_work
     assert not llm._inbox
     assert not engine._completions
-    assert not engine._open
+    assert not engine.drawing._open
     audit(engine.manager, [])
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from deepinfer import LLM
+from deepinfer.engine.drawing import Drawing
 from deepinfer.engine.runner import ForwardRows
 from deepinfer.kv.blocks import PageCopy, SlotCopy
 from tests.cpu.engine_helpers import small_llm
@@ -101,5 +102,7 @@ def stub_llm(folder: Path, **settings: Any) -> LLM:
     """
     scarce = {"dtype": "float32", "page_tokens": 4, "max_model_len": 96, "cache_tokens": 96}
     llm = small_llm(folder, **{**scarce, **settings})
-    llm.engine.runner = StubRunner(llm)  # type: ignore[assignment]
+    engine = llm.engine
+    engine.runner = StubRunner(llm)  # type: ignore[assignment]
+    engine.drawing = Drawing(engine.config, engine.runner, engine._grammars)
     return llm

@@ -141,14 +141,14 @@ def test_a_sampler_that_fails_once_ends_nobody(
     for number in range(0, 12, 3):
         llm.reset_prefix_cache()
         with monkeypatch.context() as patch:
-            once(patch, llm.engine.sampler, name, number)
+            once(patch, llm.engine.drawing.sampler, name, number)
             assert played(llm, ASKED) == alone, number
 
 
 def test_a_sampler_that_fails_for_one_ends_that_one(
     llm: LLM, alone: list[Reply], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = llm.engine.sampler
+    sampler = llm.engine.drawing.sampler
     sick = Asked([9, 9], params(7, 5, logprobs=3, top_k=7), at=1)
     sample = sampler.sample
 

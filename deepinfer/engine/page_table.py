@@ -1,0 +1,57 @@
+"""Which pages the sequence in every state slot has, here and on the device.
+
+Knows slots and page numbers; must not know what pages hold.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from deepinfer.model.step import Numbers, to_device
+
+
+class Blocks(Protocol):
+    """Where a sequence lives: its state slot, and its pages in order, which are only appended to
+    while it has the slot."""
+
+    slot: int
+    pages: list[int]
+
+
+class PageTable:
+    """Pages of the sequence in every slot, [slots, most pages] int64, here and on the device.
+
+    Only what was added since the last look is copied, so a long sequence costs no more than a
+    short one.
+    """
+
+    def __init__(self, slots: int, most_pages: int, device: torch.device) -> None:
+        self._host = np.zeros((slots, most_pages), dtype=np.int64)
+        self.device = torch.zeros(slots, most_pages, dtype=torch.int64, device=device)
+        self._owners: list[Blocks | None] = [None] * slots
+        self._known = [0] * slots
+        self._changes: list[tuple[int, int, int]] = []
+
+    def row(self, blocks: Blocks) -> Numbers:
+        """Page numbers of one sequence."""
+        slot, pages = blocks.slot, blocks.pages
+        if self._owners[slot] is not blocks:
+            self._owners[slot], self._known[slot] = blocks, 0
+        known = self._known[slot]
+        if known < len(pages):
+            self._host[slot, known : len(pages)] = pages[known:]
+            self._changes.append((slot, known, len(pages)))
+            self._known[slot] = len(pages)
+        return self._host[slot, : len(pages)].copy()
+
+    def send(self) -> None:
+        """Bring the device's table up to date with all rows that were looked at."""
+        if not self._changes:
+            return
+        width = self._host.shape[1]
+        places = [np.arange(a, b) + slot * width for slot, a, b in self._changes]
+        pages = [self._host[slot, a:b] for slot, a, b in self._changes]
+        self._changes.clear()
+        to, numbers = to_device([np.concatenate(places), np.concatenate(pages)], self.device.device)
+        self.device.view(-1).index_copy_(0, to, numbers)
