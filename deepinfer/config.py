@@ -172,7 +172,9 @@ class EngineOptions:
             comes first where one source has both.
         kernels: preferred backend of what the tile_kernels library does: ref, triton or tile. No
             operator has a backend for tile yet.
-        batch_invariant: take only implementations whose rows do not depend on each other.
+        batch_invariant: logits of a request are the same bit for bit whatever runs beside it: only
+            kernels whose rows do not depend on each other are taken, and where PyTorch multiplies,
+            as on a CPU, rows are computed one by one, which makes prompts slow.
         simulate_no_tilelang: act as on a machine without TileLang, whose backends are then refused
             with that reason.
         prefix_checkpoints: states kept so that prompts which begin like an earlier one take over

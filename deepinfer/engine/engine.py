@@ -280,8 +280,9 @@ class Engine:
                 flights.append(self.drawing.draw(part, rows, prompts))
             except Exception as error:
                 logger.warning(f"drawing failed and is done sequence by sequence: {error}")
-                flights += [self._draw_alone(part, [row], []) for row in rows]
+                # Prompts first: the logits of a step are valid until the next forward.
                 flights += [self._draw_alone(part, [], [prompt]) for prompt in prompts]
+                flights += [self._draw_alone(part, [row], []) for row in rows]
         return flights
 
     def _draw_alone(

@@ -7,7 +7,7 @@ are chosen.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -84,6 +84,8 @@ class Runner:
         self.page_table = PageTable(slots, self.geometry.pages_for(longest), self.device)
         self.sampled = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.graphs: StepGraphs | None = None
+        # Kernels sum a row in one order whatever stands beside it; PyTorch's products do not.
+        self._row_by_row = config.batch_invariant and not model.precision.packed
         # References of experts wait for the device.
         self._guards = config.sync_guard and model.precision.packed
         if self._guards:
@@ -125,6 +127,8 @@ class Runner:
         The logits are valid until the next forward.
         """
         with self.guarded():
+            if self._row_by_row:
+                return self._one_by_one(rows)
             if self.graphs is not None:
                 longest = max(r.start + r.count for r in rows)
                 rung = self.graphs.rung([r.count for r in rows], longest)
@@ -164,6 +168,20 @@ class Runner:
             (numbers,) = to_device([wanted], self.device)
             logits = logits.index_select(0, numbers)
         return logits, places
+
+    def _one_by_one(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
+        """A forward for each row: shapes, and so sums, depend on nothing but its own sequence."""
+        logits: list[Tensor] = []
+        places = []
+        for r in rows:
+            first = len(logits)
+            for i in range(r.count):
+                one = replace(r, token_ids=r.token_ids[i : i + 1], start=r.start + i,
+                              wanted=int(i >= r.count - r.wanted))  # fmt: skip
+                logits += self._eager([one])[0].unsqueeze(1)
+            places.append(slice(first, len(logits)))
+        none = torch.empty(0, self.model.config.vocab_size, device=self.device)
+        return torch.cat(logits) if logits else none, places
 
     def _eager(self, rows: Sequence[ForwardRows]) -> tuple[Tensor, list[slice]]:
         if self.device.type == "cpu":

@@ -170,7 +170,8 @@ class Scheduler:
         """End one sequence, for whatever reason its owner has.
 
         Args:
-            keep: whether others may reuse what it computed; not after an error.
+            keep: whether others may reuse what it computed; not after an error, which takes back
+                what was kept before, too.
         """
         state, sequence.state = sequence.state, State.ENDED
         assert state not in (State.NEW, State.ENDED), f"{state.name} sequence ended"
@@ -181,6 +182,8 @@ class Scheduler:
         if state is State.HELD:
             self._held.discard(sequence)
             return
+        if not keep:
+            self.manager.tree.forget(sequence.tokens, sequence.extra_keys, sequence.cached_tokens)
         if state is State.RUNNING:
             # A step that is being launched may have overwritten what was computed before.
             self._release(sequence, keep and self._launching is None)

@@ -236,6 +236,18 @@ class PrefixTree:
         node = next(iter(self._idle))
         self.counters.pages_evicted += self._drop(node)
 
+    def forget(self, tokens: Sequence[int], extra_keys: Sequence[Hashable], beyond: int) -> None:
+        """Give up what is held of `tokens` beyond the first `beyond`, and what comes after it."""
+        size, node = self.allocator.page_tokens, self.root
+        for key in page_keys(tokens, extra_keys, size, len(tokens) // size):
+            child = node.children.get(key)
+            if child is None:
+                return
+            if child.depth > beyond:
+                self._drop(child)
+                return
+            node = child
+
     def clear(self) -> None:
         """Forget everything, as after a failure that may have left wrong content behind."""
         for node in list(self.root.children.values()):

@@ -269,6 +269,21 @@ def test_nan_ends_one_request_only(poisoned: LLM, model: Loaded, alone: list[lis
     assert ids_of(again) == alone
 
 
+def test_a_fault_that_has_passed_leaves_nothing_behind(poisoned: LLM, model: Loaded) -> None:
+    """Whatever its requests computed and kept for others before the fault was noticed is gone."""
+    prompt = random_ids(model, 45).tolist()
+    prompt[20] = POISON
+    params = SamplingParams(max_tokens=4, **GREEDY)
+    (sick,) = poisoned.generate(prompt, params)
+    assert sick.outputs[0].finish_reason == "error"
+    with torch.no_grad():
+        poisoned.model.embed.weight[POISON] = model.model.embed.weight[POISON]
+    for cached in (0, 32):
+        (well,) = poisoned.generate(prompt, params)
+        assert ids_of([well]) == [slow_ids(model, prompt, params)]
+        assert well.usage.cached_tokens == cached
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_distribution(

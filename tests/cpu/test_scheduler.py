@@ -545,6 +545,25 @@ def test_everybody_begins_anew_after_a_step_that_broke_off(committed: bool) -> N
     assert other.tokens == expected(ids(15, 50), 0, 5)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_who_fails_takes_back_what_it_has_kept(keep: bool) -> None:
+    """But not what it took over, nor what others have computed after that."""
+    world = World(Setting(tokens=40, pages=64, interval=4))
+    world.add("before", ids(12), 1)
+    world.drain()
+    other = world.add("other", [*ids(12), *ids(8, 60)], 9)
+    failing = world.add("failing", ids(30), 9)
+    for _ in range(4):
+        world.step()
+    assert failing.cached_tokens == other.cached_tokens == 12
+    world.scheduler.finish(failing, keep=keep)
+    world.audit()
+    match = world.manager.tree.match
+    assert match(ids(30), (), 30).known == (28 if keep else 12)
+    assert match([*ids(12), *ids(8, 60)], (), 20).known == 16
+    world.drain()
+
+
 def test_a_sequence_may_have_to_compute_everything_again_in_small_chunks() -> None:
     """It leaves nothing behind for others, and the rest of its step goes on."""
     world = World(Setting(tokens=20, interval=100))
