@@ -21,7 +21,8 @@ from deepinfer.engine.metrics import Metrics, StepLog
 from deepinfer.engine.output import StreamChunk
 from deepinfer.engine.recording import Recording
 from deepinfer.engine.request import Completion, Request
-from deepinfer.engine.runner import ForwardRows, Runner
+from deepinfer.engine.rows import ForwardRows
+from deepinfer.engine.runner import Runner
 from deepinfer.engine.scheduler import PlannedRows, Scheduler, SchedulerLimits, StepPlan
 from deepinfer.engine.sequence import Sequence
 from deepinfer.errors import ConfigError, RequestError

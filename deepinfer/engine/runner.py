@@ -7,7 +7,7 @@ are chosen.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,39 +15,17 @@ from torch import Tensor
 
 from deepinfer.config import EngineConfig, max_rollback
 from deepinfer.engine.graphs import SMALL_STEP, FixedRows, FixedStep, Rung, StepGraphs
-from deepinfer.engine.page_table import Blocks, PageTable
+from deepinfer.engine.page_table import PageTable
+from deepinfer.engine.rows import ForwardRows, token_ids_of, wanted_rows
 from deepinfer.kv.geometry import CacheGeometry, cache_geometry
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.cached import run
-from deepinfer.model.step import Numbers, SequenceRows, StepLayout, to_device
+from deepinfer.model.step import SequenceRows, StepLayout, to_device
 from deepinfer.model.transformer import Transformer
 
 # Multiply-adds of one square matrix product below which a second CPU thread costs more than it
 # brings: handing out and joining the work of a few thousand tiny operations.
 _PARALLEL_WORK = 2_000_000
-
-
-@dataclass(frozen=True)
-class ForwardRows:
-    """Rows of one sequence in a forward.
-
-    Attributes:
-        token_ids: of the rows, empty for the one token that was last sampled in the slot.
-        start: position of the first row.
-        window_floor: see SequenceRows.
-        wanted: the last so many rows get logits.
-    """
-
-    blocks: Blocks
-    token_ids: Sequence[int]
-    start: int
-    window_floor: int = 0
-    wanted: int = 1
-
-    @property
-    def count(self) -> int:
-        """How many rows there are."""
-        return len(self.token_ids) or 1
 
 
 def pool_geometry(model: Transformer, config: EngineConfig) -> CacheGeometry:
@@ -163,7 +141,7 @@ class Runner:
         self.page_table.send()
         parts = [FixedRows(r.blocks.slot, r.start, r.token_ids) for r in rows]
         logits = graphs.replay(rung, parts)
-        wanted, places = _wanted(rows, compact=False)
+        wanted, places = wanted_rows(rows, compact=False)
         if len(wanted) < len(logits):
             (numbers,) = to_device([wanted], self.device)
             logits = logits.index_select(0, numbers)
@@ -192,14 +170,14 @@ class Runner:
             for r in rows
         ]  # fmt: skip
         compact = self.config.yoco_prefill == "compact"
-        wanted, places = _wanted(rows, compact)
-        ids, sources = _token_ids(rows)
+        wanted, places = wanted_rows(rows, compact)
+        ids, sources = token_ids_of(rows)
         layout = StepLayout(sequences, self.geometry, self.device, [ids, sources, wanted])
-        token_ids, from_slots, wanted_rows = layout.extra
+        token_ids, from_slots, numbers = layout.extra
         if (sources >= 0).any():
             self.take_sampled(token_ids, from_slots)
         output = run(self.model, self.pool, layout, token_ids, self.token_map, compact=compact)
-        return self.model.logits(output.hidden.x[wanted_rows]).float(), places
+        return self.model.logits(output.hidden.x[numbers]).float(), places
 
     def take_sampled(self, token_ids: Tensor, slots: Tensor) -> None:
         """Put the token last sampled in each of `slots` [T] int64 into `token_ids`; -1 for none."""
@@ -211,27 +189,3 @@ class Runner:
     def _set_threads(self, rows: int) -> None:
         work = rows * self.model.config.hidden_size**2
         torch.set_num_threads(self.config.threads if work >= _PARALLEL_WORK else 1)
-
-
-def _token_ids(rows: Sequence[ForwardRows]) -> tuple[Numbers, Numbers]:
-    """Token ids of all rows, and the slots whose last sampled token replaces one, or -1."""
-    ids: list[int] = []
-    sources: list[int] = []
-    for r in rows:
-        ids += r.token_ids or [0]
-        sources += [-1] * len(r.token_ids) or [r.blocks.slot]
-    return np.array(ids, dtype=np.int64), np.array(sources, dtype=np.int64)
-
-
-def _wanted(rows: Sequence[ForwardRows], compact: bool) -> tuple[Numbers, list[slice]]:
-    """Numbers of the rows that get logits, among those that go through all layers, and the place
-    of each part's logits."""
-    wanted: list[int] = []
-    places = []
-    end = 0
-    for r in rows:
-        dropped = min(r.count, max(0, r.window_floor - r.start)) if compact else 0
-        end += r.count - dropped
-        places.append(slice(len(wanted), len(wanted) + min(r.wanted, r.count - dropped)))
-        wanted += range(end - min(r.wanted, r.count - dropped), end)
-    return np.array(wanted, dtype=np.int64), places

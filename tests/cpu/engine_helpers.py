@@ -14,7 +14,7 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.loading import Loaded
 from deepinfer.engine.output import CompletionOutput, RequestOutput, StreamChunk
 from deepinfer.engine.request import Request
-from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.rows import ForwardRows
 from deepinfer.engine.sequence import Sequence as TokenSequence
 from deepinfer.kv.audit import audit
 from deepinfer.testing.compare import largest_difference

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepinfer import LLM
 from deepinfer.engine.drawing import Drawing
-from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.rows import ForwardRows
 from deepinfer.kv.blocks import PageCopy, SlotCopy
 from tests.cpu.engine_helpers import small_llm
 from tests.cpu.kv_helpers import FakeDevice

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer import LLM, SamplingParams
-from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.rows import ForwardRows
 from tests.cpu.engine_helpers import Asked, Play, Reply, poison, reply, small_llm
 from tests.cpu.model_helpers import loaded, random_ids
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import deepinfer.engine.runner as runner_module
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.rows import ForwardRows
 from tests.cpu.engine_helpers import (
     GREEDY,
     Asked,

@@ -12,7 +12,7 @@ import torch
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine.output import RequestOutput
-from deepinfer.engine.runner import ForwardRows
+from deepinfer.engine.rows import ForwardRows
 from deepinfer.kv.audit import audit
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
