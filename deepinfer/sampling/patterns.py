@@ -1,8 +1,8 @@
 """Regular expressions that can be enforced, in the spelling that the grammar library understands.
 
-Knows their syntax; must not know tokens. The subset is that of ECMAScript and Python without what a
-grammar cannot say: look-around, back-references, word boundaries, flags, and anchors inside. What
-the library would skip with a warning is refused here.
+Knows their syntax; must not know tokens. The language is that of ECMAScript without what a grammar
+cannot say: look-around, back-references, word boundaries, flags, and anchors inside. What the
+library would skip with a warning is refused here, what it takes wrongly is spelled otherwise.
 """
 
 import re
@@ -26,6 +26,7 @@ _CLASSES = "dDwWsS"
 _SURROGATES = r"\ud800-\udfff"  # no text has them, though their bytes would match
 _MOST_REPEATS = 1000  # in JSON, where compiling takes time that grows with their square
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
 _NUMBER = re.compile(r"\d+")
 _SET_PART = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)|.", re.DOTALL)
 
@@ -102,6 +103,8 @@ def _parts(pattern: str, name: str) -> Iterator[tuple[int, str, str]]:
 
 def _checked(kind: str, text: str, in_json: bool) -> str | None:
     """A part in the library's spelling, None for one that is not supported."""
+    # The library takes \x41b for U+041B.
+    text = _ESCAPE.sub(lambda found: rf"\u00{found[1]}" if found[1] else found[0], text)
     if kind == "set":
         if not _is_set(text, in_json):
             return None
@@ -112,8 +115,11 @@ def _checked(kind: str, text: str, in_json: bool) -> str | None:
         return text if in_json or text[1].islower() else rf"[^\{text[1].lower()}{_SURROGATES}]"
     if kind in ("escape", "literal"):
         return text if _is_fine(_character(text), in_json) else None
-    if kind == "repeat" and in_json and any(int(n) > _MOST_REPEATS for n in _NUMBER.findall(text)):
-        return None
+    if kind == "repeat" and in_json:
+        if any(int(number) > _MOST_REPEATS for number in _NUMBER.findall(text)):
+            return None
+        # The library takes (a*b)? for (a*b|a*).
+        return "{0,1}" if text == "?" else text
     return text
 
 

@@ -136,6 +136,31 @@ def test_texts_match_their_regular_expression(
     assert found >= 2
 
 
+def accepts(state: GrammarState, text: str) -> bool:
+    """Whether a text may be written, and be all."""
+    return (not text or state._matcher.accept_string(text)) and state._matcher.is_completed()
+
+
+SHORT = ["".join(text) for n in range(5) for text in itertools.product("ab1 ", repeat=n)]
+EXACT = [
+    "(a*b)?1", "1(a*b)??", "(ba*)?1", "(a{2,}b)?", "((a|b)*1)?", "(a*b)*", "(a|ab)(b|)", "(|a)+b",
+    "a{2}|b{1,}|1{0,2}a", r"\x61b+|\u0031", "[ab]{2,3}?", "a.b", r"\w\W\w", r"\S+\s?", r"[^\d\s]+",
+    "[^a]", "^a|b$", "^(?:a|b|)1", "(a?b?1?){2}", "(?:a+b+)+$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", EXACT)
+def test_what_matches_an_expression_and_nothing_else(
+    compiler: GrammarCompiler, pattern: str
+) -> None:
+    """All short texts: as a whole, and searched for in a JSON string."""
+    whole = begin(compiler, StructuredOutput(regex=pattern))
+    inside = begin(compiler, StructuredOutput(json_schema={"type": "string", "pattern": pattern}))
+    for text in SHORT:
+        assert accepts(whole.fork(), text) == bool(re.fullmatch(pattern, text)), text
+        assert accepts(inside.fork(), f'"{text}"') == bool(re.search(pattern, text)), text
+
+
 SUM = 'root ::= term ("+" term)*\nterm ::= [1-9] [0-9]{0,2} | "(" root ")"'
 
 
@@ -182,10 +207,38 @@ def check_walks(
     for _ in range(walks):
         ids = walker.walk(start.fork(), rng, 250)
         text = "" if ids is None else walker.tokenizer.decode(ids)
-        if ids is not None and "\ufffd" not in text:  # bytes that are no text
+        # Bytes that are no text, and a blank of ECMAScript that is none of Python.
+        if ids is not None and not {"\ufffd", "\ufeff"} & set(text):
             found += 1
             validator.validate(json.loads(text))
     return found
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        (True, [None, [], {}, 1.5e9, {"a": [{"b": ""}]}, "\n\u00e9", -0.25]),
+        (PERSON, [{"name": "A", 'q"\\é': "abc", "tags": ["x", None]},
+                  {"name": "é" * 12, 'q"\\é': "b", "age": 150, "ratio": 2, "tags": [3],
+                   "pair": [True, "z"],
+                   "list": {"value": -1, "next": {"value": 0, "next": None}}}]),
+        ({"type": "array", "minItems": 2}, [[1, "a"], [None, None, None]]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, [{}, {"x": 1, "y": 2}]),
+        ({"type": "object", "patternProperties": {"k": {}}}, [{}, {"akb": 1, "k": {}}]),
+        ({"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]}, [7, "ab", ""]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"]),
+        ({"type": "integer", "multipleOf": 7}, [0, -14, 7007]),
+    ],
+)  # fmt: skip
+def test_valid_json_may_be_written(
+    compiler: GrammarCompiler, schema: Any, values: list[Any]
+) -> None:
+    start = begin(compiler, StructuredOutput(json_schema=schema))
+    for value in values:
+        jsonschema.validate(value, schema)
+        for style in ({"separators": (",", ":")}, {}, {"indent": 2}):
+            text = json.dumps(value, ensure_ascii=False, **style)
+            assert accepts(start.fork(), text), text
 
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, {"type": "array"}, PERSON])

@@ -191,7 +191,7 @@ def test_what_would_be_skipped_in_an_expression_is_refused(pattern: str) -> None
 def test_what_json_spells_with_escapes_is_refused_in_json(pattern: str) -> None:
     with pytest.raises(RequestError, match="in a JSON string"):
         within_json(pattern, "x")
-    assert whole_text(pattern, "x") == pattern
+    assert whole_text(pattern, "x") == pattern.replace(r"\x", r"\u00")
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,15 @@ def test_what_json_spells_with_escapes_is_refused_in_json(pattern: str) -> None:
         ("", "", "^(?:.*.*)$"),
         (r"^[^\n]$", r"[^\ud800-\udfff\n]", r"^(?:(?:[^\n]))$"),
         (r"^\S.\d$", r"[^\s\ud800-\udfff][^\n\ud800-\udfff]\d", r"^(?:(?:\S.\d))$"),
-        (r"^[\w.-]\.\/\x41\u0042$", r"[\w.-]\.\/\x41\u0042",
-         r"^(?:(?:[\w.-]\.\/\x41\u0042))$"),
+        (r"^[\w.-]\.\/\x41\u0042$", r"[\w.-]\.\/\u0041\u0042",
+         r"^(?:(?:[\w.-]\.\/\u0041\u0042))$"),
+        (r"(a*b)?[\x41\\x]", r"(a*b)?[\u0041\\x]", None),
+        ("^(a*b)??c$", "(a*b)?c", "^(?:(?:(a*b){0,1}c))$"),
     ],
 )  # fmt: skip
-def test_how_expressions_are_spelled(pattern: str, whole: str, inside: str) -> None:
+def test_how_expressions_are_spelled(pattern: str, whole: str, inside: str | None) -> None:
     assert whole_text(pattern, "x") == whole
-    assert within_json(pattern, "x") == inside
+    assert inside is None or within_json(pattern, "x") == inside
 
 
 # The parameter
