@@ -40,6 +40,10 @@ FORMATS = (
     "date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri",
     "uri-reference", "uri-template", "uuid", "json-pointer", "relative-json-pointer",
 )  # fmt: skip
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+# Formats of which the library takes more: numbers with zeros in front, labels of any length.
+_OWN_FORMATS = {"ipv4": rf"^(?:{_BYTE}\.){{3}}{_BYTE}$", "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$"}
 _MOST_MULTIPLE = 1024  # larger divisors are skipped by the library
 _MOST_EXACT = 2**53  # whole numbers past it are rounded by the library
 _MOST_COUNT = 2**31 - 1
@@ -230,6 +234,8 @@ class _Schemas:
             new["pattern"] = self._pattern(new["pattern"], f"{path}/pattern")
         if "format" in new and new["format"] not in FORMATS:
             _refuse(path, f"format {new['format']!r:.60}; expected one of {', '.join(FORMATS)}")
+        if new.get("format") in _OWN_FORMATS:
+            new["pattern"] = self._pattern(_OWN_FORMATS[new.pop("format")], path)
         return new
 
     def _pattern(self, pattern: object, path: str) -> str:

@@ -5,11 +5,13 @@ strings of a finite language.
 """
 
 import contextlib
+import ipaddress
 import itertools
 import json
 import random
 import re
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from deepinfer.errors import RequestError
 from deepinfer.sampling.batch import SamplingBatch
 from deepinfer.sampling.grammar import GrammarCompiler, GrammarState
 from deepinfer.sampling.params import SamplingParams
+from deepinfer.sampling.schema import FORMATS
 from deepinfer.sampling.structured import StructuredOutput
 from deepinfer.testing.sync import forbid_sync
 from tests.cpu.grammar_helpers import DEMO, EOS, WORDS, V, Walker, allowed, begin
@@ -239,6 +242,35 @@ def test_valid_json_may_be_written(
         for style in ({"separators": (",", ":")}, {}, {"indent": 2}):
             text = json.dumps(value, ensure_ascii=False, **style)
             assert accepts(start.fork(), text), text
+
+
+DAY = r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+POINTER = "(?:/(?:[^/~]|~[01])*)*"
+URI_CHARACTER = r"(?:[\w.~!$&'()*+,;=:@/?#\[\]-]|%[0-9A-Fa-f]{2})"
+FORM_OF: dict[str, str | Callable[[str], Any]] = {
+    "date": DAY, "time": TIME, "date-time": f"{DAY}T{TIME}",
+    "duration": r"P(?=.)(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=.)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)",
+    "hostname": rf"{LABEL}(?:\.{LABEL})*",
+    "ipv4": ipaddress.IPv4Address, "ipv6": ipaddress.IPv6Address, "uuid": uuid.UUID,
+    "email": r"(?s).+@.+", "uri": rf"[A-Za-z][\w.+-]*:{URI_CHARACTER}*",
+    "uri-reference": rf"{URI_CHARACTER}*", "uri-template": r"[^\s<>\"\\^`]*",
+    "json-pointer": POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{POINTER})",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(compiler: GrammarCompiler, walker: Walker, name: str) -> None:
+    form, rng, found = FORM_OF[name], random.Random(name), 0
+    start = begin(compiler, StructuredOutput(json_schema={"type": "string", "format": name}))
+    for _ in range(25):
+        ids = walker.walk(start.fork(), rng)
+        if ids is not None:
+            found += 1
+            text = json.loads(walker.tokenizer.decode(ids))
+            assert re.fullmatch(form, text) if isinstance(form, str) else form(text), text
+    assert found or name == "email"  # whose texts hardly end by chance
 
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, {"type": "array"}, PERSON])

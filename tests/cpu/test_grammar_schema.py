@@ -8,7 +8,7 @@ import pytest
 from deepinfer.errors import RequestError
 from deepinfer.sampling.params import SamplingParams
 from deepinfer.sampling.patterns import whole_text, within_json
-from deepinfer.sampling.schema import FORMATS, enforceable
+from deepinfer.sampling.schema import enforceable
 from deepinfer.sampling.structured import MOST_CHARACTERS, StructuredOutput
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
@@ -147,11 +147,6 @@ def test_alternatives_that_a_property_tells_apart() -> None:
     defs["b"] = tagged("a")
     with pytest.raises(RequestError, match="alternatives 0 and 1"):
         enforceable(schema)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats(name: str) -> None:
-    assert enforceable({"type": "string", "format": name})["format"] == name
 
 
 def test_schemas_may_come_as_text_and_keep_their_order() -> None:
