@@ -99,8 +99,8 @@ class Engine:
             for sequence in self.scheduler.abort(request_id):
                 self._ended(sequence)
             self._settle()
-            chunks = [chunk for chunk in self._outbox if chunk.request_id == request_id]
-            self._outbox = [chunk for chunk in self._outbox if chunk.request_id != request_id]
+        chunks = [chunk for chunk in self._outbox if chunk.request_id == request_id]
+        self._outbox = [chunk for chunk in self._outbox if chunk.request_id != request_id]
         return chunks
 
     @contextmanager

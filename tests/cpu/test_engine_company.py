@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.sampling.batch import SamplingBatch
 from deepinfer.sampling.params import sequence_seed
 from tests.cpu.engine_helpers import Asked, Play, Reply, played, reply
-from tests.cpu.engine_stub import stub_llm
+from tests.cpu.engine_stub import hashed_logits, stub_llm
 
 LONGEST = 60  # prompt; replies are up to 20 tokens
 
@@ -156,6 +158,53 @@ def test_the_walk_goes_where_it_is_to_go(stub_folder: Path) -> None:
     counters, tree = llm.engine.scheduler.counters, llm.engine.manager.tree.counters
     assert min(counters.preempted, counters.forked) > 5
     assert min(tree.hits, tree.pages_evicted, tree.checkpoints_evicted) > 5
+
+
+def by_hand(asked: Asked, index: int, llm: LLM) -> list[int]:
+    """Tokens of one reply, drawn one after the other without an engine; no stop strings."""
+    params, prompt, out = asked.params, list(asked.prompt), []
+    vocabulary, end = llm.model_config.vocab_size, llm.model_config.eos_token_id
+    batch = SamplingBatch(1, vocabulary, end, torch.device("cpu"))
+    batch.open(0, params, sequence_seed(params.seed or 0, index), prompt)
+    while len(out) < params.budget and (not out or out[-1] not in params.end_tokens(end)):
+        ids = prompt + out
+        drawn = batch.sample(hashed_logits(ids, vocabulary).unsqueeze(0), [0], [len(ids)])
+        out.append(int(drawn.tokens[0]))
+    return out
+
+
+def test_alone_is_what_model_and_sampler_give(alone: Alone) -> None:
+    """Positions, seeds, counts and budgets reach the sampler as they should."""
+    rng = random.Random(3)
+    for _ in range(40):
+        asked = Asked(random_prompt(rng), replace(random_params(rng), stop=()))
+        for reply_ in alone(asked).outputs:
+            assert reply_.token_ids == by_hand(asked, reply_.index, alone.llm)
+
+
+FORMS: list[dict[str, Any]] = [
+    {"choice": ["yes", "no", "perhaps", "not at all"]},
+    {"regex": "[a-f]{2,9}( [0-9]{1,3})?"},
+    {"json_schema": {"type": "array", "items": {"enum": [1, "two", None]}, "maxItems": 3}},
+    {"ebnf": 'root ::= "a" root "b" | "."'},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_structured_output_in_company(stub_folder: Path, alone: Alone, overlap: bool) -> None:
+    """Masks follow each text wherever it runs, after preemption and in forks too."""
+    rng = random.Random(4)
+    story = [
+        Asked(random_prompt(rng)[:25], SamplingParams(
+            max_tokens=12, seed=seed, n=1 + seed % 2, structured=FORMS[seed % 4], logprobs=1),
+            at=seed)
+        for seed in range(8)
+    ]  # fmt: skip
+    story += [replace(one, at=one.at + 2) for one in random_story(rng)]
+    llm = stub_llm(stub_folder, overlap=overlap, max_model_len=80, cache_tokens=80, max_num_seqs=4)
+    assert played(llm, story) == [alone(one) for one in sorted(story, key=lambda one: one.at)]
+    assert llm.engine.scheduler.counters.preempted
+    assert llm.engine.scheduler.counters.forked
 
 
 STORY = [

@@ -203,4 +203,4 @@ def test_at_some_lines(world: World, alone: list[Reply]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_at_every_line(world: World, alone: list[Reply], seed: int) -> None:
-    sweep(world, alone, share=1, seed=seed)
+    sweep(world, alone, share=8, seed=seed)
