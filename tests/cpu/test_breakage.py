@@ -86,7 +86,9 @@ def state_of(llm: LLM) -> dict[str, Any]:
                     found |= {f"{name}.{key}.{k}": v for k, v in vars(value).items()}
     for name, module in llm.model.named_modules():
         found |= {f"model.{name}.{key}": value for key, value in vars(module).items()}
-    found |= {f"engine.{key}": value for key, value in vars(llm.engine).items()}
+    # Chunks that are handed out make room for a new list.
+    kept = {key: value for key, value in vars(llm.engine).items() if key != "_outbox"}
+    found |= {f"engine.{key}": value for key, value in kept.items()}
     return found
 
 
