@@ -89,7 +89,7 @@ def assert_healthy(llm: LLM, alone: list[Reply]) -> None:
 
 def test_a_forward_that_fails_once_ends_nobody(llm: LLM, alone: list[Reply]) -> None:
     """At each of the first forwards: among them chunks that a second run would find overwritten."""
-    for number in range(20):
+    for number in range(0, 20, 2):
         llm.reset_prefix_cache()
         stub(llm).before = crowds(lambda call, number=number: call == number)
         assert played(llm, ASKED) == alone, number
@@ -173,7 +173,7 @@ def test_a_copy_that_fails_ends_at_most_who_needs_it(
 ) -> None:
     """Whether it makes a checkpoint, a hit or a fork; before it has begun, or in its middle."""
     ended = 0
-    for number in range(8):
+    for number in range(6):
         llm.reset_prefix_cache()
         with monkeypatch.context() as patch:
             copy, calls = getattr(stub(llm).pool, name), count()

@@ -197,7 +197,7 @@ def sweep(world: World, alone: list[Reply], share: int, seed: int) -> None:
 
 
 def test_at_some_lines(world: World, alone: list[Reply]) -> None:
-    sweep(world, alone, share=20, seed=0)
+    sweep(world, alone, share=30, seed=0)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def watched(shared_llm: LLM, model: Loaded, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Ends of the common beginning: every offset within a page and a group of two.
-@pytest.mark.parametrize("shared", range(15, 34))
+@pytest.mark.parametrize("shared", range(16, 33))
 def test_a_hit_then_something_else(watched: Watched, shared: int) -> None:
     common, own = watched.ids(shared), watched.ids(6, seed=1)
     watched.run(common, tokens=1)
@@ -141,18 +141,18 @@ def test_preempted_sequences_come_back_over_what_they_had(
 ) -> None:
     """Again and again: three sequences that need nearly the whole cache each."""
     for overlap in (False, True):
-        llm = small_llm(small_folder, overlap=overlap, cache_tokens=112, max_model_len=112)
+        llm = small_llm(small_folder, overlap=overlap, cache_tokens=80, max_model_len=80)
         poison(llm)
         with monkeypatch.context() as patch:
             witness = Witness(llm, patch)
             asked = [
-                Asked(random_ids(model, 30 + seed, seed).tolist(), SamplingParams(
-                    max_tokens=45, seed=seed, presence_penalty=0.5, ignore_eos=True))
+                Asked(random_ids(model, 20 + seed, seed).tolist(), SamplingParams(
+                    max_tokens=30, seed=seed, presence_penalty=0.5, ignore_eos=True))
                 for seed in range(3)
             ]  # fmt: skip
             outputs = Play(llm).run(asked)
             witness.check(model)
-        assert [len(output.outputs[0].token_ids) for output in outputs] == [45] * 3
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [30] * 3
         counters, tree = llm.engine.scheduler.counters, llm.engine.manager.tree.counters
         assert min(counters.preempted, tree.hits) >= 2
         alone = [ids_of(llm.generate(one.prompt, one.params))[0] for one in asked]
