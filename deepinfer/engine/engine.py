@@ -8,7 +8,7 @@ same tokens.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,9 +147,9 @@ class Engine:
         """Record the next steps with PyTorch's profiler and write a Chrome trace.
 
         Raises:
-            ConfigError: steps < 1, or a recording is under way.
+            ConfigError: steps < 1, no such folder, or a recording is under way.
         """
-        if self._recording is not None:
+        if self._recording is not None and not self._recording.done:
             raise ConfigError("a profile is being recorded; wait for its end")
         self._recording = Recording(file, steps)
 
@@ -160,13 +160,9 @@ class Engine:
         just being written: the next call begins with computing anew what was under way.
         """
         with self._whole():
-            if self._recording is None:
+            recording = self._recording
+            with nullcontext() if recording is None or recording.done else recording.step():
                 self._step()
-            else:
-                with self._recording.step():
-                    self._step()
-                if self._recording.done:
-                    self._recording = None
         chunks, self._outbox = self._outbox, []
         return chunks
 

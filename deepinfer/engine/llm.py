@@ -108,7 +108,7 @@ class LLM:
         """Record the next `steps` steps with PyTorch's profiler: a trace for chrome://tracing.
 
         Raises:
-            ConfigError: steps < 1, or a recording is under way.
+            ConfigError: steps < 1, no such folder, or a recording is under way.
         """
         self.engine.profile(Path(file), steps)
 
