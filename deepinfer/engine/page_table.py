@@ -31,7 +31,7 @@ class PageTable:
         self.device = torch.zeros(slots, most_pages, dtype=torch.int64, device=device)
         self._owners: list[Blocks | None] = [None] * slots
         self._known = [0] * slots
-        self._changes: list[tuple[int, int, int]] = []
+        self._unsent: dict[int, int] = {}  # by slot: the first page that the device does not know
 
     def row(self, blocks: Blocks) -> Numbers:
         """Page numbers of one sequence."""
@@ -41,17 +41,18 @@ class PageTable:
         known = self._known[slot]
         if known < len(pages):
             self._host[slot, known : len(pages)] = pages[known:]
-            self._changes.append((slot, known, len(pages)))
+            self._unsent[slot] = min(known, self._unsent.get(slot, known))
             self._known[slot] = len(pages)
         return self._host[slot, : len(pages)].copy()
 
     def send(self) -> None:
         """Bring the device's table up to date with all rows that were looked at."""
-        if not self._changes:
+        if not self._unsent:
             return
         width = self._host.shape[1]
-        places = [np.arange(a, b) + slot * width for slot, a, b in self._changes]
-        pages = [self._host[slot, a:b] for slot, a, b in self._changes]
-        self._changes.clear()
+        changes = [(slot, first, self._known[slot]) for slot, first in self._unsent.items()]
+        places = [np.arange(a, b) + slot * width for slot, a, b in changes]
+        pages = [self._host[slot, a:b] for slot, a, b in changes]
         to, numbers = to_device([np.concatenate(places), np.concatenate(pages)], self.device.device)
         self.device.view(-1).index_copy_(0, to, numbers)
+        self._unsent.clear()  # not before: what could not be sent is sent with the next ones

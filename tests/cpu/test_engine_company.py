@@ -6,7 +6,6 @@ Alone means: one request in an engine with room for everything that keeps nothin
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,64 +17,8 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.sampling.batch import SamplingBatch
 from deepinfer.sampling.params import sequence_seed
 from tests.cpu.engine_helpers import Asked, Play, Reply, played, reply
+from tests.cpu.engine_stories import random_params, random_prompt, random_sizes, random_story
 from tests.cpu.engine_stub import hashed_logits, stub_llm
-
-LONGEST = 60  # prompt; replies are up to 20 tokens
-
-
-def random_params(rng: random.Random) -> SamplingParams:
-    tokens = rng.choice([1, 2, 3, 5, 9, 20])
-    some: dict[str, Callable[[], Any]] = {
-        "n": lambda: rng.choice([2, 3, 4]),
-        "logprobs": lambda: rng.choice([0, 2]),
-        "prompt_logprobs": lambda: rng.choice([0, 2]),
-        "presence_penalty": lambda: 0.5,
-        "repetition_penalty": lambda: 1.3,
-        "frequency_penalty": lambda: 0.7,
-        "stop_token_ids": lambda: rng.sample(range(512), 40),
-        "stop": lambda: rng.sample(["e", "t", "in", "an", " "], 2),
-        "include_stop_str_in_output": lambda: True,
-        "min_tokens": lambda: rng.randint(0, tokens),
-        "banned_token_ids": lambda: rng.sample(range(512), 60),
-        "logit_bias": lambda: {rng.randrange(512): 5.0},
-        "top_k": lambda: 5,
-        "top_p": lambda: 0.8,
-        "min_p": lambda: 0.05,
-        "ignore_eos": lambda: True,
-    }
-    chosen = {name: value() for name, value in some.items() if rng.random() < 0.25}
-    temperature = rng.choice([0.0, 0.7, 1.0])
-    return SamplingParams(
-        max_tokens=tokens, seed=rng.randrange(5), temperature=temperature, **chosen
-    )
-
-
-def random_prompt(rng: random.Random) -> list[int]:
-    """Prompts of three families, which begin alike, with ends of their own."""
-    family = random.Random(rng.randrange(3))
-    ids = [family.randrange(20, 500) for _ in range(rng.randint(1, LONGEST))]
-    if rng.random() < 0.5:
-        kept = rng.randint(0, len(ids) - 1)
-        ids = ids[:kept] + [rng.randrange(20, 500) for _ in range(rng.randint(1, 8))]
-    return ids[:LONGEST]
-
-
-def random_story(rng: random.Random, most: int = 10) -> list[Asked]:
-    step, story = 0, []
-    for _ in range(rng.randint(1, most)):
-        step += rng.choice([0, 0, 1, 5])
-        story.append(Asked(random_prompt(rng), random_params(rng), step, rng.choice([0, 0, 1])))
-    return story
-
-
-def random_sizes(rng: random.Random) -> dict[str, int]:
-    sequences = rng.choice([1, 2, 3, 4])
-    return {
-        "page_tokens": rng.choice([1, 2, 4, 8]), "max_num_seqs": sequences,
-        "max_num_batched_tokens": sequences + rng.choice([0, 1, 6, 40]),
-        "max_model_len": 80, "cache_tokens": rng.choice([80, 80, 96, 160, 400]),
-        "prefix_checkpoints": rng.choice([0, 1, 3, 8]),
-    }  # fmt: skip
 
 
 @dataclass

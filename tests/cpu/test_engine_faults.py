@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from deepinfer import LLM, SamplingParams
+from deepinfer.engine import page_table
 from deepinfer.engine.flight import Flight
+from deepinfer.engine.page_table import PageTable
+from deepinfer.kv.blocks import SequenceBlocks
 from deepinfer.sampling.batch import Masks
 from tests.cpu.engine_helpers import Asked, Play, Reply, played
 from tests.cpu.engine_stub import StubRunner, stub_llm
@@ -232,6 +235,34 @@ def test_a_step_whose_tokens_never_arrive_ends_who_was_in_it(
             r for r, b in zip(alone, bad, strict=True) if not b
         ]
         assert_healthy(llm, alone)
+
+
+def test_pages_that_could_not_be_sent_are_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that was replayed with a stale table would read another sequence's pages."""
+    table = PageTable(3, 4, torch.device("cpu"))
+    first = SequenceBlocks(1, [7, 5])
+    table.row(first)
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(page_table, "to_device", failing)
+        with pytest.raises(RuntimeError, match="no memory"):
+            table.send()
+    first.pages.append(9)
+    for blocks in (SequenceBlocks(2, [8, 8, 8]), SequenceBlocks(2, [6]), first):
+        table.row(blocks)
+    table.send()
+    assert table.device.tolist() == [[0, 0, 0, 0], [7, 5, 9, 0], [6, 0, 0, 0]]
+
+
+def test_a_table_that_nobody_asks_for_does_not_grow() -> None:
+    """Where no graphs are replayed, as on a CPU, nothing is ever sent."""
+    table = PageTable(3, 4, torch.device("cpu"))
+    for number in range(100):
+        table.row(SequenceBlocks(number % 3, [number]))
+    assert len(table._unsent) == 3
 
 
 class Grammar:

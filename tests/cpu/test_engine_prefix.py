@@ -5,6 +5,7 @@ open groups, n-gram histories, index keys, candidate blocks. The logits of every
 with recomputing the sequence from nothing; whatever nobody owns is NaN.
 """
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.cpu.engine_helpers import (
     poison,
     small_llm,
 )
+from tests.cpu.engine_stories import random_sizes, random_story
 from tests.cpu.model_helpers import loaded, random_ids
 
 PAGE = 16
@@ -206,3 +208,17 @@ def test_forgetting_while_sequences_run(watched: Watched) -> None:
     assert [output.usage.cached_tokens for output in play.outputs()] == [32, 32]
     assert watched.witness.check(watched.model)
     assert watched.run(prompt)[1] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_company(small_folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Chunks, hits, forks, evictions and preemption all at once, in engines of random sizes."""
+    model, rng = loaded(small_folder), random.Random(seed)
+    sizes = {**random_sizes(rng), "page_tokens": PAGE, "max_num_batched_tokens": 4 + seed * 3}
+    llm = small_llm(small_folder, overlap=bool(seed % 2), **sizes)
+    poison(llm)
+    witness = Witness(llm, monkeypatch)
+    for _ in range(2):
+        Play(llm).run(random_story(rng))
+        assert witness.check(model)
