@@ -6,6 +6,7 @@ the device runs the next, which was planned and launched before they were known;
 same tokens.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -65,6 +66,8 @@ class Engine:
         self._grammars = grammars
         self.drawing = Drawing(self.config, self.runner, grammars)
         self.metrics = Metrics()
+        if config.log_interval:
+            logger.setLevel(logging.INFO)
         self._log = StepLog(config.log_interval, clock())
         self._eos = model.config.eos_token_id
         self._completions: dict[Sequence, Completion] = {}

@@ -3,6 +3,7 @@
 Knows when a recording begins and ends; must not know what a step does.
 """
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ class Recording:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
+        # A profiler that is still running takes the interpreter down at its exit.
+        atexit.register(self.end)
 
     @property
     def done(self) -> bool:
@@ -49,8 +52,14 @@ class Recording:
         finally:
             self._left -= 1
             if self._left == 0:
-                self._profile.stop()
-                try:
-                    self._profile.export_chrome_trace(str(self._file))
-                except Exception as error:
-                    logger.error(f"the profile could not be written to {self._file}: {error}")
+                self.end()
+
+    def end(self) -> None:
+        """Write what was recorded so far; no step is recorded any more."""
+        atexit.unregister(self.end)
+        self._left = 0
+        self._profile.stop()
+        try:
+            self._profile.export_chrome_trace(str(self._file))
+        except Exception as error:
+            logger.error(f"the profile could not be written to {self._file}: {error}")

@@ -108,6 +108,10 @@ def screen(
     _check_same(settings, catalog, versions)
     known: Table = dict.fromkeys(catalog, settings.library) if table is None else table
     chosen, unknown = _choose(catalog, settings, known)
+    if not chosen:
+        near = {name: ", ".join(nearest) or "nothing" for name, nearest in unknown.items()}
+        told = "; ".join(f"{name} (nearest: {nearest})" for name, nearest in near.items())
+        raise ConfigError(f"no operator to screen: {told or 'the traced run calls none'}")
     plans, reports = _plans(chosen, settings, known)
     began = time.monotonic()
     rounds = _Rounds(settings, journal, progress)

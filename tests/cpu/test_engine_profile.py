@@ -1,13 +1,16 @@
 """A trace of some steps: written once, and never the end of anything else."""
 
 import json
+import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.errors import ConfigError
-from tests.cpu.engine_helpers import assert_idle, ids_of
+from tests.cpu.engine_helpers import assert_idle, ids_of, small_llm
 from tests.cpu.engine_stub import StubRunner, stub_llm
 
 FIVE = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
@@ -68,3 +71,23 @@ def test_a_step_that_breaks_off_ends_the_recording(llm: LLM, tmp_path: Path) -> 
     llm.profile(tmp_path / "other.json", 1)
     llm.generate([5, 6], FIVE)
     assert (tmp_path / "other.json").exists()
+
+
+def test_a_recording_without_an_end_is_written(small_folder: Path, tmp_path: Path) -> None:
+    """When the process ends: a profiler that runs on would take it down."""
+    code = (
+        "import sys; from deepinfer import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], threads=1); llm.profile(sys.argv[2], steps=50)\n"
+        "llm.generate([5, 6], SamplingParams(max_tokens=2))\n"
+    )
+    file = tmp_path / "trace.json"
+    command = [sys.executable, "-c", code, str(small_folder), str(file)]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert json.loads(file.read_text())["traceEvents"]
+
+
+def test_a_line_is_logged(small_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    llm = small_llm(small_folder, log_interval=1e-6)
+    llm.generate([5, 6], SamplingParams(max_tokens=2))
+    assert any("generated tokens/s" in record.getMessage() for record in caplog.records)
+    logging.getLogger("deepinfer").setLevel(logging.NOTSET)
