@@ -64,7 +64,8 @@ def main() -> None:
     measured: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for file in parser.parse_args().files:
         head, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        measured[head["gpu"]] += [line for line in lines if "backend" in line]
+        if "gpu" in head:  # a CPU has no kernels to choose from
+            measured[head["gpu"]] += [line for line in lines if "backend" in line]
     for gpu, lines in measured.items():
         known[gpu] = {**known.get(gpu, {}), **table(lines)}
     TABLE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
