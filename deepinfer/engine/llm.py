@@ -29,7 +29,7 @@ Conversation = Sequence[Message]
 class LLM:
     """A checkpoint ready to generate.
 
-    On a GPU every kernel is compiled or found on disk, and decode steps are captured as CUDA
+    On a GPU every kernel is compiled or found on disk, and small steps are captured as CUDA
     graphs, before the constructor returns; enforce_eager leaves both out.
 
     Args:

@@ -64,7 +64,7 @@ def warm_up(engine: Engine) -> int:
 
 
 def capture(engine: Engine, progress: bool) -> None:
-    """Capture the decode graphs; `progress` shows a bar."""
+    """Capture the graphs of small steps; `progress` shows a bar."""
     graphs = engine.runner.capture()
     steps = track(graphs, "capturing", total=engine.runner.graph_count, transient=True,
                   disable=not progress)  # fmt: skip
