@@ -167,7 +167,7 @@ def _planned(
         )
     # Twice what can run at a time: the other half is for prefixes to come back to.
     most = 2 * config.max_num_seqs * config.max_model_len
-    tokens = max(config.cache_tokens, min(plan.cache_tokens, most))
+    tokens = min(plan.cache_tokens, max(config.cache_tokens, most))
     decided = [replace(d, value=tokens) if d is wanted else d for d in decisions]
     return replace(config, cache_tokens=tokens), decided
 

@@ -1,21 +1,27 @@
 """Memory plans: every byte is accounted for, more memory never fits less, advice helps."""
 
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.checkpoint.hf_config import parse_model_config
+from deepinfer.checkpoint.hf_config import load_model_config, parse_model_config
 from deepinfer.checkpoint.released import RELEASED_CONFIG
 from deepinfer.commands.doctor import plan_for
 from deepinfer.config import EngineConfig, EngineOptions, Host, resolve
+from deepinfer.engine.loading import _planned
 from deepinfer.errors import ConfigError
 from deepinfer.kv.plan import MemoryPlan, plan_memory, weight_bytes
+from deepinfer.model.linear import Precision
 
 RELEASED = parse_model_config(RELEASED_CONFIG)
 PACKED = weight_bytes(RELEASED, None)
 GIB = 2**30
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 def settings(**given: object) -> EngineConfig:
@@ -107,3 +113,25 @@ def test_unpacked_weights_are_larger() -> None:
     assert replace(PACKED, experts=0).on_each(1) < PACKED.on_each(1)
     assert weight_bytes(RELEASED, 4).experts > 7 * PACKED.experts
     assert weight_bytes(RELEASED, 4).tables == PACKED.tables
+
+
+@given(free=st.floats(1.6, 60), part=st.floats(0.3, 1), length=st.sampled_from([64, 512, 8192]))
+def test_an_engine_takes_no_more_than_the_plan_has(free: float, part: float, length: int) -> None:
+    """Also where less than the usual cache fits, and where others use the GPU."""
+    model = load_model_config(DEMO)
+    options = EngineOptions("demo", device="cuda", max_model_len=length, gpu_memory=part)
+    config, decisions = resolve(options, {}, model, Host(cuda=True, cores=1))
+    memory = (int(free * GIB), 80 * GIB)
+    with patch.object(torch.cuda, "mem_get_info", lambda: memory):
+        try:
+            planned, told = _planned(
+                config, decisions, model, Precision(torch.bfloat16, torch.bfloat16)
+            )
+        except ConfigError as error:
+            assert "change:" in str(error)
+            return
+    within = plan_memory(
+        model, config, min(80 * GIB, int(memory[0] / part)), weight_bytes(model, 2)
+    )
+    assert length <= planned.cache_tokens <= within.cache_tokens
+    assert {d.name: d.value for d in told}["cache_tokens"] == planned.cache_tokens
