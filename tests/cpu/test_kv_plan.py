@@ -13,7 +13,7 @@ from deepinfer.checkpoint.hf_config import load_model_config, parse_model_config
 from deepinfer.checkpoint.released import RELEASED_CONFIG
 from deepinfer.commands.doctor import plan_for
 from deepinfer.config import EngineConfig, EngineOptions, Host, resolve
-from deepinfer.engine.loading import _planned
+from deepinfer.engine import loading
 from deepinfer.errors import ConfigError
 from deepinfer.kv.plan import MemoryPlan, plan_memory, weight_bytes
 from deepinfer.model.linear import Precision
@@ -115,23 +115,23 @@ def test_unpacked_weights_are_larger() -> None:
     assert weight_bytes(RELEASED, 4).tables == PACKED.tables
 
 
-@given(free=st.floats(1.6, 60), part=st.floats(0.3, 1), length=st.sampled_from([64, 512, 8192]))
-def test_an_engine_takes_no_more_than_the_plan_has(free: float, part: float, length: int) -> None:
-    """Also where less than the usual cache fits, and where others use the GPU."""
+@given(pages=st.integers(0, 20_000), length=st.sampled_from([64, 512, 8192]))
+def test_an_engine_takes_no_more_than_the_plan_has(pages: int, length: int) -> None:
+    """Also where less than the usual cache fits."""
     model = load_model_config(DEMO)
-    options = EngineOptions("demo", device="cuda", max_model_len=length, gpu_memory=part)
+    options = EngineOptions("demo", device="cuda", max_model_len=length, max_num_seqs=4)
     config, decisions = resolve(options, {}, model, Host(cuda=True, cores=1))
-    memory = (int(free * GIB), 80 * GIB)
-    with patch.object(torch.cuda, "mem_get_info", lambda: memory):
-        try:
-            planned, told = _planned(
-                config, decisions, model, Precision(torch.bfloat16, torch.bfloat16)
-            )
-        except ConfigError as error:
-            assert "change:" in str(error)
+    real = plan_memory(model, config, 80 * GIB, weight_bytes(model, 2))
+    plan = replace(real, pages=pages, advice=("more memory",))
+    precision = Precision(torch.bfloat16, torch.bfloat16)
+    with (
+        patch.object(torch.cuda, "mem_get_info", lambda: (80 * GIB, 80 * GIB)),
+        patch.object(loading, "plan_memory", lambda *_: plan),
+    ):
+        if not plan.fits:
+            with pytest.raises(ConfigError, match="change: more memory"):
+                loading._planned(config, decisions, model, precision)
             return
-    within = plan_memory(
-        model, config, min(80 * GIB, int(memory[0] / part)), weight_bytes(model, 2)
-    )
-    assert length <= planned.cache_tokens <= within.cache_tokens
+        planned, told = loading._planned(config, decisions, model, precision)
+    assert length <= planned.cache_tokens <= plan.cache_tokens
     assert {d.name: d.value for d in told}["cache_tokens"] == planned.cache_tokens
