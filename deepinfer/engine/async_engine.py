@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -261,20 +262,20 @@ class AsyncEngine:
                     if not (self._commands or engine.has_work):
                         self._ended = True
                         return
-                    commands = [self._commands.popleft() for _ in range(len(self._commands))]
-                for command in commands:
-                    command()
+                # One that raises leaves the others in the queue.
+                while self._commands:
+                    self._commands.popleft()()
                 if engine.has_work:
                     self._send(engine.step())
         except BaseException as error:
             logger.exception("the engine broke down")
-            with self._wake:
-                self._ended = True
-                commands = list(self._commands)
-            for command in commands:  # whoever waits for one must hear of it
-                command()
             failure = EngineClosed(f"the engine broke down: {type(error).__name__}: {error}")
             self._loop.call_soon_threadsafe(self._broken, failure)
+            with self._wake:
+                self._ended = True
+            while self._commands:  # whoever waits for one must hear of it
+                with suppress(Exception):
+                    self._commands.popleft()()
 
 
 def _merged(before: StreamChunk, after: StreamChunk) -> StreamChunk:

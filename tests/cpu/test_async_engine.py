@@ -178,3 +178,39 @@ def test_a_breakdown_reaches_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
     monkeypatch.undo()
     assert not llm.engine.has_work
+
+
+def test_a_breakdown_in_which_nothing_works_reaches_everybody(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborting fails as well, in the middle of other commands: no reader and no caller waits."""
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("nothing works")
+
+    async def run() -> None:
+        engine = AsyncEngine(llm)
+        left, read = [
+            await engine.add([5], SamplingParams(max_tokens=100, **GREEDY)) for _ in range(2)
+        ]
+        stream = engine.stream(left)
+        await anext(stream)
+        monkeypatch.setattr(llm.engine, "abort", broken)
+        monkeypatch.setattr(llm.engine, "add", broken)
+        with engine._wake:  # so that both commands are there at once
+            closing = asyncio.create_task(stream.aclose())  # type: ignore[attr-defined]
+            adding = asyncio.create_task(engine.add([6]))
+            while not engine._commands:
+                await asyncio.sleep(0)
+        with pytest.raises((EngineClosed, RuntimeError)):
+            await asyncio.wait_for(adding, 20)
+        await closing
+        with pytest.raises(EngineClosed, match="nothing works"):
+            [chunk async for chunk in engine.stream(read)]
+        monkeypatch.undo()
+        await engine.close()
+        for request in (left, read):
+            llm.engine.abort(request.request_id)
+
+    asyncio.run(run())
+    assert not llm.engine.has_work
