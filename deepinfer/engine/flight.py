@@ -5,11 +5,13 @@ Knows logits, draws and their way to the host; must not know requests' fate or t
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.engine.request import Completion
 from deepinfer.engine.scheduler import PlannedRows
+from deepinfer.model.step import to_device
 from deepinfer.ops.select import Operators
 from deepinfer.sampling.batch import Drawn, Sampled
 from deepinfer.sampling.logprobs import LogprobRows
@@ -31,10 +33,8 @@ class Launched:
         """Logits at these places [n, V], which may be overwritten."""
         if places == list(range(len(self.logits))):
             return self.logits
-        index = torch.tensor(places, dtype=torch.int64)
-        if self.logits.device.type == "cuda":
-            index = index.pin_memory()
-        return self.logits.index_select(0, index.to(self.logits.device, non_blocking=True))
+        (index,) = to_device([np.array(places, dtype=np.int64)], self.logits.device)
+        return self.logits.index_select(0, index)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,7 @@ class Flight:
         ids = completion.request.prompt_ids[start + 1 : start + 1 + len(logits)]
         wanted = completion.request.params.prompt_logprobs
         assert wanted is not None
-        tokens = torch.tensor(ids, dtype=torch.int64)
-        if logits.device.type == "cuda":
-            tokens = tokens.pin_memory()
-        tokens = tokens.to(logits.device, non_blocking=True)
+        (tokens,) = to_device([np.array(ids, dtype=np.int64)], logits.device)
         rows = LogprobRows.of(logits[: len(ids)], tokens, [wanted] * len(ids), operators)
         self._prompts.append(_PromptRows(completion, start + 1, rows))
 

@@ -3,38 +3,29 @@
 Knows slots and page numbers; must not know what pages hold.
 """
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
+from deepinfer.kv.blocks import SequenceBlocks
 from deepinfer.model.step import Numbers, to_device
-
-
-class Blocks(Protocol):
-    """Where a sequence lives: its state slot, and its pages in order, which are only appended to
-    while it has the slot."""
-
-    slot: int
-    pages: list[int]
 
 
 class PageTable:
     """Pages of the sequence in every slot, [slots, most pages] int64, here and on the device.
 
     Only what was added since the last look is copied, so a long sequence costs no more than a
-    short one.
+    short one. While a sequence has its slot, its pages are only appended to.
     """
 
     def __init__(self, slots: int, most_pages: int, device: torch.device) -> None:
         self._host = np.zeros((slots, most_pages), dtype=np.int64)
         self.device = torch.zeros(slots, most_pages, dtype=torch.int64, device=device)
-        self._owners: list[Blocks | None] = [None] * slots
+        self._owners: list[SequenceBlocks | None] = [None] * slots
         self._known = [0] * slots
         self._unsent: dict[int, int] = {}  # by slot: the first page that the device does not know
 
-    def row(self, blocks: Blocks) -> Numbers:
-        """Page numbers of one sequence."""
+    def look(self, blocks: SequenceBlocks) -> None:
+        """Note which pages a sequence has."""
         slot, pages = blocks.slot, blocks.pages
         if self._owners[slot] is not blocks:
             self._owners[slot], self._known[slot] = blocks, 0
@@ -43,7 +34,11 @@ class PageTable:
             self._host[slot, known : len(pages)] = pages[known:]
             self._unsent[slot] = min(known, self._unsent.get(slot, known))
             self._known[slot] = len(pages)
-        return self._host[slot, : len(pages)].copy()
+
+    def row(self, blocks: SequenceBlocks) -> Numbers:
+        """Page numbers of one sequence."""
+        self.look(blocks)
+        return self._host[blocks.slot, : len(blocks.pages)].copy()
 
     def send(self) -> None:
         """Bring the device's table up to date with all rows that were looked at."""

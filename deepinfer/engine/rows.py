@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deepinfer.engine.page_table import Blocks
+from deepinfer.kv.blocks import SequenceBlocks
 from deepinfer.model.step import Numbers
 
 
@@ -23,7 +23,7 @@ class ForwardRows:
         wanted: the last so many rows get logits.
     """
 
-    blocks: Blocks
+    blocks: SequenceBlocks
     token_ids: Sequence[int]
     start: int
     window_floor: int = 0

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.config import EngineConfig, max_rollback
+from deepinfer.config import EngineConfig
 from deepinfer.engine.graphs import SMALL_STEP, FixedRows, FixedStep, Rung, StepGraphs
 from deepinfer.engine.page_table import PageTable
 from deepinfer.engine.rows import ForwardRows, token_ids_of, wanted_rows
-from deepinfer.kv.geometry import CacheGeometry, cache_geometry
+from deepinfer.kv.geometry import engine_geometry
 from deepinfer.kv.pool import CachePool
 from deepinfer.model.cached import run
 from deepinfer.model.step import SequenceRows, StepLayout, to_device
@@ -26,14 +26,6 @@ from deepinfer.model.transformer import Transformer
 # Multiply-adds of one square matrix product below which a second CPU thread costs more than it
 # brings: handing out and joining the work of a few thousand tiny operations.
 _PARALLEL_WORK = 2_000_000
-
-
-def pool_geometry(model: Transformer, config: EngineConfig) -> CacheGeometry:
-    """Geometry whose slots can be taken back to the last page border, for the prefix cache."""
-    rollback = max_rollback(model.config)
-    if config.prefix_caching:
-        rollback = max(rollback, config.page_tokens)
-    return cache_geometry(model.config, config.page_tokens, rollback)
 
 
 class Runner:
@@ -54,7 +46,7 @@ class Runner:
         self.model = model
         self.token_map = token_map
         self.device = model.embed.weight.device
-        self.geometry = pool_geometry(model, config)
+        self.geometry = engine_geometry(model.config, config)
         self.pages = self.geometry.pages_for(config.cache_tokens)
         accumulate = model.precision.accumulate
         self.pool = CachePool(self.geometry, self.pages, slots, self.device, accumulate)
@@ -137,7 +129,7 @@ class Runner:
         self, graphs: StepGraphs, rung: Rung, rows: Sequence[ForwardRows]
     ) -> tuple[Tensor, list[slice]]:
         for r in rows:
-            self.page_table.row(r.blocks)
+            self.page_table.look(r.blocks)
         self.page_table.send()
         parts = [FixedRows(r.blocks.slot, r.start, r.token_ids) for r in rows]
         logits = graphs.replay(rung, parts)

@@ -5,7 +5,7 @@ Knows record formats and paging rules (model description 4); must not know torch
 
 from dataclasses import dataclass
 
-from deepinfer.config import ModelConfig
+from deepinfer.config import EngineConfig, ModelConfig, max_rollback
 from deepinfer.errors import ConfigError
 
 
@@ -93,3 +93,15 @@ def cache_geometry(config: ModelConfig, page_tokens: int, max_rollback: int) -> 
         draft_blocks=config.num_nextn_predict_layers,
         head_dim=dim,
     )
+
+
+def engine_geometry(model: ModelConfig, config: EngineConfig) -> CacheGeometry:
+    """Geometry for an engine; with a prefix cache, slots can be taken back to the last page border.
+
+    Raises:
+        ConfigError: as `cache_geometry`.
+    """
+    rollback = max_rollback(model)
+    if config.prefix_caching:
+        rollback = max(rollback, config.page_tokens)
+    return cache_geometry(model, config.page_tokens, rollback)

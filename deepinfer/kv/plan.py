@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 
 from deepinfer.checkpoint.names import tensor_specs
-from deepinfer.config import EngineConfig, ModelConfig, max_rollback
-from deepinfer.kv.geometry import cache_geometry
+from deepinfer.config import EngineConfig, ModelConfig
+from deepinfer.kv.geometry import engine_geometry
 
 _SCALED = {"fp8": 1 + 1 / 1024, "fp4": 1 / 2 + 1 / 32, "fp8_row": 1 + 1 / 32}
 # A CUDA context, its libraries, loaded kernels and what the allocator cannot use.
@@ -113,10 +113,7 @@ def plan_memory(
     Raises:
         ConfigError: page_tokens does not suit the model.
     """
-    rollback = max_rollback(model)
-    if config.prefix_caching:
-        rollback = max(rollback, config.page_tokens)
-    geometry = cache_geometry(model, config.page_tokens, rollback)
+    geometry = engine_geometry(model, config)
     usable = int(memory * config.gpu_memory) - _CONTEXT
     own = weights.on_each(gpus)
     rows, sequences = config.max_num_batched_tokens, config.max_num_seqs
