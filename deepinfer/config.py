@@ -451,6 +451,8 @@ def _check(config: EngineConfig, model: ModelConfig, host: Host, given: dict[str
         raise _wrong("cache_tokens", config.cache_tokens, expected)
     if not 0 < config.gpu_memory <= 1:
         raise _wrong("gpu_memory", config.gpu_memory, "a number in (0, 1]")
+    if config.device == "cpu" and "gpu_memory" in given:
+        raise _wrong("gpu_memory", config.gpu_memory, "a GPU: on a CPU nothing is planned")
     if config.device == "cpu" and not config.enforce_eager:
         raise _wrong("enforce_eager", False, "true on a CPU: CUDA graphs need a GPU")
     if config.device == "cpu" and config.sync_guard:

@@ -315,6 +315,7 @@ def test_states_of_prefixes() -> None:
     ({"enforce_eager": False}, "enforce_eager = False; expected true on a CPU"),
     ({"sync_guard": True}, "sync_guard = True; expected false on a CPU"),
     ({"gpu_memory": 0.0}, "gpu_memory = 0.0; expected a number in"),
+    ({"gpu_memory": 0.5}, "gpu_memory = 0.5; expected a GPU"),
     ({"gpu_memory": 1.5}, "gpu_memory = 1.5; expected a number in"),
     ({"gpu_memory": "all"}, "gpu_memory = 'all'; expected a number in"),
     ({"log_interval": -1}, "log_interval = -1; expected a number of seconds"),
