@@ -317,11 +317,11 @@ def main() -> int:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text("".join(json.dumps(r) + "\n" for r in rows))
 
+    if not arguments.only or "prefix" in arguments.only:
+        keep(measure_prefix(load, PREFIX["cuda" if on_gpu else "cpu"]))
     for batch, prompt in GPU_SETTINGS if on_gpu else CPU_SETTINGS:
         if not arguments.only or f"{batch}x{prompt}" in arguments.only:
             keep(measure(load, batch, prompt, arguments.tokens, bandwidth))
-    if not arguments.only or "prefix" in arguments.only:
-        keep(measure_prefix(load, PREFIX["cuda" if on_gpu else "cpu"]))
     return 0
 
 
