@@ -116,9 +116,9 @@ def engine_catalog(options: EngineOptions, device: str) -> Catalog:
     if device == "cuda" and options.ops_backend is None:
         runs.append(replace(plain, ops_backend=REFERENCE))
     found = []
-    for number, settings in enumerate(runs):
+    for settings in runs:
         brief = partial(_run, settings, device, brief=True)
-        found.append(trace(brief if number else partial(_run, settings, device), device, brief))
+        found.append(trace(partial(_run, settings, device), device, brief))
     gc.collect()  # the models' memory is for the children now
     if device == "cuda":
         torch.cuda.empty_cache()

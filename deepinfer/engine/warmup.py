@@ -22,6 +22,7 @@ from deepinfer.model.cached import run
 from deepinfer.model.step import SequenceRows, StepLayout
 from deepinfer.sampling.params import SamplingParams
 
+_PACKAGE = __name__.partition(".")[0]
 _SAMPLED = SamplingParams(
     top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1,
     banned_token_ids=(3,), logit_bias={4: 0.5}, logprobs=5,
@@ -105,7 +106,8 @@ def _sample(engine: Engine, logits: Tensor) -> None:
 
 @contextmanager
 def compiling() -> Iterator[dict[Any, Any]]:
-    """Kernels are compiled by threads and not launched; what they would write to is zeros.
+    """This package's kernels are compiled by threads and not launched; what they would write to
+    is zeros.
 
     Yields:
         the kernels that were compiled or found on disk, which grow while it runs.
@@ -116,7 +118,9 @@ def compiling() -> Iterator[dict[Any, Any]]:
     launch = JITFunction.run
 
     def only_compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return launch(kernel, *args, grid=grid, warmup=True, **options)
+        # Those of libraries in PyTorch's place keep what a launch returns, and must have run.
+        ours = kernel.fn.__module__.partition(".")[0] == _PACKAGE
+        return launch(kernel, *args, grid=grid, warmup=warmup or ours, **options)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads, ExitStack() as stack:
         stack.enter_context(patch.object(JITFunction, "run", only_compile))

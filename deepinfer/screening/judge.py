@@ -133,8 +133,11 @@ def _share(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().view(-1).view(torch.uint8) if x.numel() else x.new_empty(0).byte()
+def bytes_of(x: Tensor) -> Tensor:
+    """The bytes [n] uint8 of a tensor's elements in their order."""
+    # A copy, as one element may have any stride and counts as contiguous all the same.
+    plain = x.clone(memory_format=torch.contiguous_format)
+    return plain.view(-1).view(torch.uint8) if x.numel() else x.new_empty(0).byte()
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -143,7 +146,7 @@ def identical(a: Any, b: Any) -> bool:
         return type(a) is type(b) and (a == b or a != a)
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
-    return bool(torch.equal(_bytes(a), _bytes(b.to(a.device))))
+    return bool(torch.equal(bytes_of(a), bytes_of(b.to(a.device))))
 
 
 def same(a: Outcome, b: Outcome) -> bool:
@@ -229,7 +232,10 @@ def _values(
         return None, None if error is None else (error, error)
     if not (a.dtype.is_floating_point or a.dtype.is_complex):
         return _differing(a, b, a.long() != b.long()), None
+    size = None
     if a.dtype.is_complex:
+        # Both parts are rounded by what they are sums of, which may nearly cancel in one of them.
+        size = (b if exact is None else exact).abs().double().to(a.device).unsqueeze(-1)
         a, b = torch.view_as_real(a), torch.view_as_real(b)
         exact = None if exact is None else torch.view_as_real(exact)
     x, y = a.double(), b.double()
@@ -248,7 +254,8 @@ def _values(
     errors = (float(mine.max()), float(theirs.max()))
     info = torch.finfo(b.dtype)
     slack = 1 if exact is not None else 2  # PyTorch's own error is then part of the distance
-    allowed = (reference.abs() * info.eps * rule.ulps * slack).where(counted, 0.0) + info.tiny
+    size = reference.abs() if size is None else size
+    allowed = (size * info.eps * rule.ulps * slack).where(counted, 0.0) + info.tiny
     if total is not None:
         allowed = allowed + 8 * 2.0**-24 * total.double().to(x.device).abs().nan_to_num(0.0)
     wrong = mine > torch.maximum(allowed, 2 * theirs)

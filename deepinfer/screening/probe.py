@@ -169,7 +169,7 @@ class Probe:
         process = self.context.Process(target=main, args=(job, theirs), daemon=True)
         process.start()
         theirs.close()
-        return _Running(task, process, ours, self.limits)
+        return _Running(task, process, ours, self.limits, self.workers)
 
     def _ready(self, running: list["_Running"]) -> list["_Running"]:
         wait([child.connection for child in running], _TICK)
@@ -218,11 +218,13 @@ class Probe:
 
 
 class _Running:
-    """A child at work."""
+    """A child at work, one of `together` at most."""
 
     def __init__(
-        self, task: Task, process: ForkServerProcess, connection: Connection, limits: Limits
-    ) -> None:
+        self, task: Task, process: ForkServerProcess, connection: Connection, limits: Limits,
+        together: int,
+    ) -> None:  # fmt: skip
+        self.together = together
         self.task = task
         self.process = process
         self.connection = connection
@@ -257,7 +259,8 @@ class _Running:
         loading = self.step == "loading"
         most = self.limits.loading_seconds if loading else self.limits.case_seconds
         if now - self.since > most:
-            return f"takes longer than {most:g} s"
+            together = f", as one of {self.together} processes" if self.together > 1 else ""
+            return f"takes longer than {most:g} s{together}"
         used = resident_bytes(self.process.pid)
         if used > self.limits.memory:
             return f"takes more than {self.limits.memory / 2**30:.3g} GiB of main memory"

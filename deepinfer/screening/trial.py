@@ -24,6 +24,7 @@ from deepinfer.screening.judge import (
     Outcome,
     Picks,
     Verdict,
+    bytes_of,
     copies,
     judge,
     observe,
@@ -213,7 +214,7 @@ def digest(values: Sequence[Any]) -> str:
     found = 0
     for value in values:
         if isinstance(value, Tensor) and value.numel():
-            flat = value.reshape(-1)[:_DIGESTED].contiguous().view(torch.uint8)
+            flat = bytes_of(value.reshape(-1)[:_DIGESTED])
             found = zlib.crc32(flat.cpu().numpy().tobytes(), found)
         else:
             found = zlib.crc32(repr(value).encode(), found)

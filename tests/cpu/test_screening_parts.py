@@ -47,7 +47,7 @@ from deepinfer.screening.own import Backends, own_attempt, own_cases
 from deepinfer.screening.places import written_twice
 from deepinfer.screening.probe import Limits, Task
 from deepinfer.screening.rules import rule_of
-from deepinfer.screening.trial import attempt, refer
+from deepinfer.screening.trial import attempt, digest, refer
 
 CPU = torch.device("cpu")
 
@@ -239,6 +239,23 @@ def test_distances_and_who_is_nearer() -> None:
     other = found("cumsum", pytorch, got, exact)
     assert (other.verdict, other.nearer) == ("fail", "pytorch")
     assert "0.92 off float64, PyTorch 0.125" in other.reason
+
+
+def test_parts_of_complex_values_are_judged_by_the_whole() -> None:
+    """(3 + 4i)(4 + 3.0001i): what nearly cancels is rounded as what it is a difference of."""
+    exact = torch.complex(torch.tensor([-4e-4]), torch.tensor([25.0003])).to(torch.complex128)
+    pytorch = exact.to(torch.complex64)
+    near = torch.complex(torch.tensor([-4e-4 + 2e-6]), torch.tensor([25.0003]))
+    far = torch.complex(torch.tensor([-4e-4 + 2e-5]), torch.tensor([25.0003]))
+    assert found("mul.Tensor", near, pytorch, exact).verdict == "pass"
+    assert found("mul.Tensor", far, pytorch, exact).verdict == "fail"
+
+
+def test_one_element_of_any_stride_has_its_bytes() -> None:
+    """Such a tensor counts as contiguous, but its bytes cannot be looked at as they lie."""
+    one = torch.arange(4).as_strided((1,), (2,))
+    assert digest([one]) == digest([torch.tensor([0])]) != digest([torch.tensor([1])])
+    assert identical(one, torch.tensor([0]))
 
 
 NAN, INF = math.nan, math.inf

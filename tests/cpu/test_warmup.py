@@ -1,6 +1,8 @@
 """Which forwards warm up kernels, and that a CPU needs none."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer import LLM, SamplingParams
-from deepinfer.engine.warmup import _run, forwards
+from deepinfer.engine.warmup import _run, compiling, forwards
 
 pytest.importorskip("triton")
 from deepinfer.ops.candidate_blocks.triton import ALIGNED
@@ -26,6 +28,26 @@ def test_forwards_stay_within_the_limits(most_rows: int, most_tokens: int) -> No
 
 def test_a_cpu_has_nothing_to_warm_up(tiny_folder: Path) -> None:
     assert LLM(tiny_folder, device="cpu", threads=1).warm_up() == 0
+
+
+def test_kernels_of_libraries_are_launched_while_ours_are_only_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FlagGems launches what a first launch returned once more by itself."""
+    from triton.runtime.jit import JITFunction
+
+    seen: list[tuple[str, bool]] = []
+
+    def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        seen.append((kernel.fn.__module__, warmup))
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    names = ["deepinfer.ops.topk_select.triton", "flag_gems.ops.div", "__main__", "deepinfer_x"]
+    with compiling():
+        for name in names:
+            kernel = SimpleNamespace(fn=SimpleNamespace(__module__=name))
+            JITFunction.run(kernel, grid=(1,), warmup=False)
+    assert seen == [(name, name == names[0]) for name in names]
 
 
 def selecting_kernels(end: int, rows: int) -> set[tuple[object, ...]]:
