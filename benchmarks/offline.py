@@ -119,7 +119,7 @@ def kernel_seconds(load: Load, requests: list[Request], steps: int) -> float | N
     while any(request.completions[0].count < 4 for request in requests):
         engine.step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         for _ in range(steps):
             engine.step()
         torch.cuda.synchronize()

@@ -165,7 +165,7 @@ def _nested(run: Callable[[], object], device: str) -> Iterator[Operator]:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True,
+        activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True,
         experimental_config=_ExperimentalConfig(capture_overload_names=True),
     ) as profiled:  # fmt: skip
         run()

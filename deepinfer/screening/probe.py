@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,7 @@ from deepinfer.screening.trial import Result
 
 Event = dict[str, Any]
 _TICK = 0.1  # seconds between two looks at clocks and memory
+_QUIET = "ignore:resource_tracker"
 _PRELOADED = ["deepinfer.screening.child"]
 
 
@@ -131,6 +133,10 @@ class Probe:
         self.workers = workers
         self.journal = journal
         self.progress = progress
+        # Libraries make locks, which children that are killed leave behind. Python's tracker
+        # removes them at the end and would write a line about each.
+        if _QUIET not in sys.warnoptions:
+            sys.warnoptions.append(_QUIET)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(_PRELOADED)
 

@@ -31,7 +31,7 @@ from deepinfer.screening.judge import (
     same,
 )
 from deepinfer.screening.library import Answer, Session
-from deepinfer.screening.places import written_twice
+from deepinfer.screening.places import left_open
 from deepinfer.screening.rules import Rule
 from deepinfer.screening.schema import base_name, in_order, value_of
 
@@ -175,8 +175,9 @@ def attempt(
 
     A right answer that PyTorch gave in the library's stead is skipped; a wrong one is wrong.
     """
-    if written_twice(operator, *arguments_of(case, device)):
-        return Result(case.name, "skip", "places repeat: which of two values stays is left open")
+    undefined = left_open(operator, *arguments_of(case, device))
+    if undefined:
+        return Result(case.name, "skip", undefined)
     try:
         first, answer, first_seconds = _run(operator, case, device, session.call)
         finding = judge(rule, first, reference.expected)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from deepinfer.screening.judge import (
 from deepinfer.screening.library import Functions, Library, load_library
 from deepinfer.screening.options import ScreenOptions
 from deepinfer.screening.own import Backends, own_attempt, own_cases
-from deepinfer.screening.places import written_twice
+from deepinfer.screening.places import left_open, written_twice
 from deepinfer.screening.probe import Limits, Task
 from deepinfer.screening.rules import rule_of
 from deepinfer.screening.trial import attempt, digest, refer
@@ -461,6 +463,48 @@ def test_a_whole_checkpoint_is_traced_and_screened(
 def test_places_that_are_written_twice(operator: str, args: tuple[Any, ...], twice: bool) -> None:
     """Of two values for one place either may stay, so such calls cannot be judged."""
     assert written_twice(operator, args, {}) == twice
+
+
+@pytest.mark.parametrize(("source", "dtype", "fits"), [
+    ([0.0, 255.9], torch.uint8, True), ([-0.9], torch.uint8, True), ([-1.0], torch.uint8, False),
+    ([256.0], torch.uint8, False), ([NAN], torch.int64, False), ([INF], torch.int64, False),
+    ([2.0**63], torch.int64, False), ([-(2.0**63)], torch.int64, True), ([], torch.int8, True),
+    ([1e30], torch.float16, True), ([-5.0], torch.bool, True),
+])  # fmt: skip
+def test_numbers_that_whole_numbers_cannot_hold(
+    source: list[float], dtype: torch.dtype, fits: bool
+) -> None:
+    """C leaves open what they become, and so does PyTorch."""
+    given = torch.tensor(source, dtype=torch.float64)
+    assert (left_open("_to_copy", [given], {"dtype": dtype}) == "") == fits
+    assert (left_open("copy_", [torch.zeros(len(source), dtype=dtype), given], {}) == "") == fits
+
+
+def test_locks_that_killed_children_leave_are_not_reported(tmp_path: Path) -> None:
+    """FlagGems makes hundreds of them in each process."""
+    library = tmp_path / "locking.py"
+    library.write_text(
+        "import multiprocessing\nimport os\n"
+        "locks = [multiprocessing.get_context('spawn').Lock() for _ in range(3)]\n"
+        "def sine(x):\n    os.kill(os.getpid(), 9)\n"
+        "OPERATORS = {'sin': sine}\n"
+    )
+    script = (
+        "import torch\nfrom pathlib import Path\n"
+        "from deepinfer.screening.catalog import trace\n"
+        "from deepinfer.screening.run import Settings, screen\n"
+        "if __name__ == '__main__':\n"
+        "    catalog = trace(lambda: torch.rand(3).sin(), 'cpu')\n"
+        f"    settings = Settings({str(library)!r}, 'cpu', Path({str(tmp_path)!r}), ['sin'],\n"
+        "                        hostile=False, speed=False)\n"
+        "    print(screen(catalog, settings, lambda *_: None).reports[0].verdict)\n"
+    )
+    file = tmp_path / "run.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False,
+                          timeout=200)  # fmt: skip
+    assert (done.stdout, done.returncode) == ("fail\n", 0), done.stderr
+    assert "resource_tracker" not in done.stderr
 
 
 def test_a_lost_gpu_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
