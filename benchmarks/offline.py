@@ -3,8 +3,9 @@
 On a CPU the demo model is measured, on a GPU seven layers of released widths with random weights
 (`slice.py`). For every number of sequences and length of prompts: prompt and generated tokens per
 second, time to the first token, time between tokens, the part of a decode step in which no kernel
-runs, and the time that a decode step needs at least for the bytes that it reads. Then the time to
-the first token of a long prompt that an earlier one begins like. Rows are JSON; `--out` keeps them.
+runs, the time that a decode step needs at least for the bytes that it reads, and what the prompts
+need at least for their products in FP8. The time to the first token of a long prompt that an
+earlier one begins like is measured first. Rows are JSON; `--out` keeps them.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ GPU_SETTINGS = [(1, 1024), (8, 1024), (32, 1024), (128, 1024), (1, 8192), (8, 81
 CPU_SETTINGS = [(1, 128), (8, 128), (1, 1024)]
 PREFIX = {"cuda": 32768, "cpu": 1024}
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this GPU reaches: bytes of a copy, and operations of a dense FP8 product."""
+
+    copy_bytes_per_s: float
+    fp8_flops_per_s: float
 
 
 class _NoText:
@@ -175,7 +184,43 @@ def _cache_bytes(config: ModelConfig, geometry: Any, tokens: int) -> float:
     return found
 
 
-def measure(load: Load, batch: int, prompt: int, tokens: int, bandwidth: float | None) -> Row:
+def least_flops(engine: Engine, tokens: int) -> float:
+    """Operations that one prompt of `tokens` tokens needs in products.
+
+    Every matrix but the head once a token, of experts the chosen ones; of attention the window and
+    the selected entries; index scores of all entries, or of the candidates.
+    """
+    model = engine.runner.model
+    config = model.config
+    chosen = config.num_experts_per_tok / config.n_routed_experts
+    weights = 0.0
+    for name, parameter in model.named_parameters():
+        left_out = name.startswith(("embed.", "head.", "mtp.")) or name.endswith("scale")
+        if parameter.dim() > 1 and not left_out and not (".embed." in name or ".experts." in name):
+            weights += parameter.numel()
+    for module in model.modules():
+        if isinstance(module, Experts) and isinstance(getattr(module, "up", None), ExpertMatrices):
+            weights += chosen * 2 * (module.up.codes.numel() + module.down.codes.numel())
+    found = 2.0 * weights * tokens
+    positions = np.arange(1, tokens + 1, dtype=np.float64)
+    for layer in range(config.num_hidden_layers):
+        keys = np.minimum(positions, config.sliding_window)
+        ratio = config.compress_ratio(layer)
+        if ratio:
+            entries = positions // ratio
+            keys = keys + np.minimum(entries, config.index_topk)
+            if layer in config.index_source_layer_ids:
+                most = config.candidate_topk_blocks * config.candidate_block_size
+                scored = entries
+                if config.restricts_to_candidates(layer):
+                    scored = np.minimum(entries, most)
+                width = config.index_n_heads * config.index_head_dim
+                found += 2.0 * width * scored.sum()
+        found += 4.0 * config.num_attention_heads * config.head_dim * keys.sum()
+    return found
+
+
+def measure(load: Load, batch: int, prompt: int, tokens: int, ceilings: Ceilings | None) -> Row:
     """One row: `batch` requests of `prompt` tokens each, queued at once."""
     prompts = [load.ids(prompt) for _ in range(batch)]
     # While the last prompts are computed the first sequences go on, and must not end.
@@ -195,10 +240,14 @@ def measure(load: Load, batch: int, prompt: int, tokens: int, bandwidth: float |
     }  # fmt: skip
     if busy is not None:
         row |= {"kernels_s": busy, "not_kernels": max(0.0, 1 - busy / step)}
-    if bandwidth is not None:
+    if ceilings is not None:
         needed = least_bytes(load.engine, batch, prompt + tokens)
-        row |= {"bytes": needed, "floor_s": needed / bandwidth,
-                "share_of_floor": needed / bandwidth / step}  # fmt: skip
+        floor = needed / ceilings.copy_bytes_per_s
+        row |= {"bytes": needed, "floor_s": floor, "share_of_floor": floor / step}
+        flops = batch * least_flops(load.engine, prompt)
+        floor = flops / ceilings.fp8_flops_per_s
+        row |= {"prompt_flops": flops, "prompt_floor_s": floor,
+                "share_of_prompt_floor": floor / times.prefill}  # fmt: skip
     return row
 
 
@@ -231,6 +280,7 @@ def _print(row: Row) -> None:
         text += f", {row['not_kernels']:.1%} not kernels"
     if "floor_s" in row:
         text += f", floor {row['floor_s'] * 1e3:.2f} ms"
+        text += f" ({row['share_of_prompt_floor']:.0%} of FP8's ceiling in prompts)"
     print(text, flush=True)
 
 
@@ -298,12 +348,12 @@ def main() -> int:
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     load, about = slice_on_gpu(not arguments.plain, arguments.eager) if on_gpu else demo_on_cpu()
-    bandwidth = None
+    ceilings = None
     if on_gpu:
-        from timing import copy_bandwidth
+        from timing import copy_bandwidth, fp8_throughput
 
-        bandwidth = copy_bandwidth()
-        about |= {"gpu": torch.cuda.get_device_name(), "copy_bytes_per_s": bandwidth}
+        ceilings = Ceilings(copy_bandwidth(), fp8_throughput())
+        about |= {"gpu": torch.cuda.get_device_name(), **asdict(ceilings)}
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                           check=False)  # fmt: skip
     about |= {"torch": torch.__version__, "revision": done.stdout.strip()}
@@ -321,7 +371,7 @@ def main() -> int:
         keep(measure_prefix(load, PREFIX["cuda" if on_gpu else "cpu"]))
     for batch, prompt in GPU_SETTINGS if on_gpu else CPU_SETTINGS:
         if not arguments.only or f"{batch}x{prompt}" in arguments.only:
-            keep(measure(load, batch, prompt, arguments.tokens, bandwidth))
+            keep(measure(load, batch, prompt, arguments.tokens, ceilings))
     return 0
 
 
