@@ -22,6 +22,7 @@ from timing import Timing, copy_bandwidth, fp8_throughput, matrix_throughput, me
 
 from deepinfer.errors import Unsupported
 from deepinfer.ops.registry import specs
+from deepinfer.ops.select import installed
 from deepinfer.ops.spec import Case, OpSpec, size_of
 from deepinfer.testing.operators import check_case, copies_of, load_backend
 
@@ -70,6 +71,8 @@ def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iter
         reference = timed(spec.reference)
         yield row("ref", reference)
     for backend in spec.backends:
+        if not installed(backend.name):
+            continue
         try:
             function = load_backend(backend)
             check_case(spec, function, case, DEVICE)

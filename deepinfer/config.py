@@ -170,8 +170,7 @@ class EngineOptions:
         ops_strict: an operator that falls back to its reference is an error.
         sparse_mla_backend: backend of sparse attention, the same as op sparse_attention=..., which
             comes first where one source has both.
-        kernels: preferred backend of what the tile_kernels library does: ref, triton or tile. No
-            operator has a backend for tile yet.
+        kernels: preferred backend of what the tile_kernels library does: ref, triton or tile.
         batch_invariant: logits of a request are the same bit for bit whatever runs beside it: only
             kernels whose rows do not depend on each other are taken, and where PyTorch multiplies,
             as on a CPU, rows are computed one by one, which makes prompts slow.

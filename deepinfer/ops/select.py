@@ -23,6 +23,7 @@ from deepinfer.ops.winners import ByRows, describe, winners
 REFERENCE = "ref"
 ORDER = {"cuda": ("triton", REFERENCE), "cpu": (REFERENCE,)}
 TILE = "tile_kernels."  # how calls of that library begin in `stands_for`
+_NAMED = 4  # operators that a note has the names of
 # What a backend's name needs besides this package.
 PACKAGES = {"tilelang": "tile_kernels"}
 
@@ -30,6 +31,12 @@ PACKAGES = {"tilelang": "tile_kernels"}
 def package_of(backend: str) -> str | None:
     """The package that a backend needs, by its name: Triton has Gluon too."""
     return "triton" if backend.startswith(("triton", "gluon")) else PACKAGES.get(backend)
+
+
+def installed(backend: str) -> bool:
+    """Whether the package that a backend needs is there."""
+    package = package_of(backend)
+    return package is None or importlib.util.find_spec(package) is not None
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,14 @@ def select(wishes: Wishes) -> Operators:
     """
     known = specs()
     _check_names(wishes, known)
-    return Operators({name: _choose(spec, wishes) for name, spec in known.items()})
+    missed: dict[str, list[str]] = {}
+    chosen = {name: _choose(spec, wishes, missed) for name, spec in known.items()}
+    for why, names in missed.items():
+        if len(names) <= _NAMED:
+            warn_once(f"operator {', '.join(names)}: {why}")
+        else:
+            warn_once(f"{len(names)} operators: {why}; `deepinfer ops` says what runs instead")
+    return Operators(chosen)
 
 
 @cache
@@ -146,7 +160,9 @@ def _check_names(wishes: Wishes, known: Mapping[str, OpSpec]) -> None:
             raise ConfigError(f"operator backend {backend!r}; expected one of {expected}")
 
 
-def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
+def _choose(spec: OpSpec, wishes: Wishes, missed: dict[str, list[str]]) -> Operator:
+    """The implementation of one operator; a preference that it cannot follow goes into `missed`,
+    under the reason."""
     wanted = wishes.operators.get(spec.name, "auto")
     if wanted != "auto":
         function = _implementation(spec, wanted, wishes)
@@ -173,10 +189,10 @@ def _choose(spec: OpSpec, wishes: Wishes) -> Operator:
             return Operator(spec, backend, function, reason, wishes.strict)
         why.append(f"{backend} {function}")
         if backend in preferred or (wishes.strict and backend in implemented):
-            message = f"operator {spec.name}: backend {backend} {function}"
+            message = f"backend {backend} {function}"
             if wishes.strict:
-                raise ConfigError(f"{message}; strict mode allows no other")
-            warn_once(message)
+                raise ConfigError(f"operator {spec.name}: {message}; strict mode allows no other")
+            missed.setdefault(message, []).append(spec.name)
     raise AssertionError("the reference can always run")
 
 
@@ -211,14 +227,15 @@ def _implementation(spec: OpSpec, backend: str, wishes: Wishes) -> Callable[...,
     if backend == "tilelang" and wishes.without_tilelang:
         return "is simulated to be absent"
     package = package_of(backend)
-    if package is not None and importlib.util.find_spec(package) is None:
+    if not installed(backend):
         return f"needs the package {package}"
     found: Backend | None = next((b for b in spec.backends if b.name == backend), None)
     if found is None:
         return "does not implement it"
     if wishes.batch_invariant and not found.batch_invariant:
         return "is not batch-invariant"
-    if package == "triton" and wishes.device == "cpu" and not _interpreted():
+    emulated = package == "triton" and _interpreted()
+    if package is not None and wishes.device == "cpu" and not emulated:
         return "needs a CUDA GPU"
     module, name = found.function.split(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)

@@ -5,6 +5,7 @@ import torch
 
 from deepinfer.errors import Unsupported
 from deepinfer.ops.registry import specs
+from deepinfer.ops.select import installed
 from deepinfer.ops.spec import BYTES, Backend, Case, OpSpec
 from deepinfer.testing.operators import (
     check_case,
@@ -20,6 +21,7 @@ CASES = [
     pytest.param(spec, backend, case, id=f"{spec.name}-{backend.name}-{case.name}")
     for spec in specs().values()
     for backend in spec.backends
+    if installed(backend.name)
     for case in spec.cases()
     if case.kind != "large"
 ]

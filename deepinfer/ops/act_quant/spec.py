@@ -108,7 +108,11 @@ def _work_values(arguments: Arguments) -> Work:
 
 
 def _backend(name: str) -> tuple[Backend, ...]:
-    return (Backend("triton", f"deepinfer.ops.act_quant.triton:{name}"),)
+    folder = "deepinfer.ops.act_quant"
+    return (
+        Backend("triton", f"{folder}.triton:{name}"),
+        Backend("tilelang", f"{folder}.tilelang:{name}", narrow=True),
+    )
 
 
 SPECS: tuple[OpSpec, ...] = (

@@ -79,7 +79,10 @@ SPECS: tuple[OpSpec, ...] = (
             Argument("new", "... S H", "as streams", "out", "rounded once"),
         ),
         reference=engram_gate,
-        backends=(Backend("triton", "deepinfer.ops.engram_gate.triton:engram_gate"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.engram_gate.triton:engram_gate"),
+            Backend("tilelang", "deepinfer.ops.engram_gate.tilelang:engram_gate", narrow=True),
+        ),
         cases=_cases,
         work=_work,
         tolerance={"new": Tolerance("rounding", 2**-7, 0.005)},

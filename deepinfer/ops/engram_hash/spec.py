@@ -69,7 +69,10 @@ SPECS: tuple[OpSpec, ...] = (
             Argument("rows", "... (G-1)*heads", "int64", "out", "order-major"),
         ),
         reference=engram_hash,
-        backends=(Backend("triton", "deepinfer.ops.engram_hash.triton:engram_hash"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.engram_hash.triton:engram_hash"),
+            Backend("tilelang", "deepinfer.ops.engram_hash.tilelang:engram_hash", narrow=True),
+        ),
         cases=_cases,
         work=_work,
         stands_for=("tile_kernels.engram.engram_hash",),

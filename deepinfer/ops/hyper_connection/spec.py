@@ -137,8 +137,14 @@ def _work(a: Arguments) -> Work:
     return Work(extra, flops + (0 if fn is None else 2 * T * fn.numel()))
 
 
-def _backend(name: str) -> tuple[Backend, ...]:
-    return (Backend("triton", f"deepinfer.ops.hyper_connection.triton:{name}"),)
+def _backends(name: str) -> tuple[Backend, ...]:
+    folder = "deepinfer.ops.hyper_connection"
+    # PyTorch's product with `fn` sums rows in an order that depends on how many there are.
+    alone = name in ("collapse", "expand")
+    return (
+        Backend("triton", f"{folder}.triton:{name}"),
+        Backend("tilelang", f"{folder}.tilelang:{name}", batch_invariant=alone, narrow=True),
+    )
 
 
 _MIXES = ("streams", "fn", "base", "scale", *_OPTIONS)
@@ -149,7 +155,7 @@ SPECS: tuple[OpSpec, ...] = (
         summary="All between two sublayers: expand, coefficients, collapse, RMS norm",
         arguments=(_Y, _STREAMS, _POST, _COMB, _PRE, *_PARAMETERS, _NORM, _NEW, _X, *_NEXT),
         reference=hyper_connection_step,
-        backends=_backend("hyper_connection_step"),
+        backends=_backends("hyper_connection_step"),
         cases=_cases(),
         work=_work,
         tolerance={
@@ -163,7 +169,7 @@ SPECS: tuple[OpSpec, ...] = (
         summary="Coefficients of one sublayer from the residual streams",
         arguments=(_STREAMS, *_PARAMETERS, *_NEXT),
         reference=mixes,
-        backends=_backend("mixes"),
+        backends=_backends("mixes"),
         cases=_cases(_MIXES),
         work=_work,
         tolerance={"next_pre": _WIDE, "next_post": _WIDE, "next_comb": _WIDE},
@@ -177,7 +183,7 @@ SPECS: tuple[OpSpec, ...] = (
         summary="Input of a sublayer: weighted sum of the residual streams",
         arguments=(_STREAMS, _PRE, _X),
         reference=collapse,
-        backends=_backend("collapse"),
+        backends=_backends("collapse"),
         cases=_cases(("streams", "pre")),
         work=_work,
         tolerance={"x": _ROUNDED},
@@ -188,7 +194,7 @@ SPECS: tuple[OpSpec, ...] = (
         summary="New residual streams from a sublayer's output and the old ones",
         arguments=(_Y, _STREAMS, _POST, _COMB, _NEW),
         reference=expand,
-        backends=_backend("expand"),
+        backends=_backends("expand"),
         cases=_cases(("y", "streams", "post", "comb")),
         work=_work,
         tolerance={"new": _ROUNDED},

@@ -85,7 +85,10 @@ SPECS: tuple[OpSpec, ...] = (
             Argument("weights", "T K", "fp32", "out", "route weights"),
         ),
         reference=moe_gate,
-        backends=(Backend("triton", "deepinfer.ops.moe_gate.triton:moe_gate"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.moe_gate.triton:moe_gate"),
+            Backend("tilelang", "deepinfer.ops.moe_gate.tilelang:moe_gate", narrow=True),
+        ),
         cases=_cases,
         work=_work,
         # Both sides round exponentials, logarithms and roots their own way.

@@ -101,7 +101,10 @@ SPECS: tuple[OpSpec, ...] = (
             Argument("y", "... D", "as x", "out", "the last d channels rotated, rounded once"),
         ),
         reference=rope,
-        backends=(Backend("triton", "deepinfer.ops.rope.triton:rope"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.rope.triton:rope"),
+            Backend("tilelang", "deepinfer.ops.rope.tilelang:rope", narrow=True),
+        ),
         cases=cases,
         work=work,
         # Fusing a product and a sum changes the last bit of a float32, and rarely a bf16 number.

@@ -74,7 +74,10 @@ SPECS: tuple[OpSpec, ...] = (
         summary="clamped SwiGLU, times a route weight",
         arguments=(*_INPUTS, Argument("hidden", "T I", "as gate", "out", "rounded once")),
         reference=swiglu,
-        backends=(Backend("triton", "deepinfer.ops.swiglu.triton:swiglu"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.swiglu.triton:swiglu"),
+            Backend("tilelang", "deepinfer.ops.swiglu.tilelang:swiglu", narrow=True),
+        ),
         cases=_cases,
         work=_work(False),
         # float32 results differ in their last bits, and few bfloat16 ones lie next to a tie.
@@ -90,7 +93,10 @@ SPECS: tuple[OpSpec, ...] = (
             Argument("scales", "T I/32", "fp32", "out", "powers of two"),
         ),
         reference=swiglu_quantise,
-        backends=(Backend("triton", "deepinfer.ops.swiglu.triton:swiglu_quantise"),),
+        backends=(
+            Backend("triton", "deepinfer.ops.swiglu.triton:swiglu_quantise"),
+            Backend("tilelang", "deepinfer.ops.swiglu.tilelang:swiglu_quantise", narrow=True),
+        ),
         cases=_cases,
         work=_work(True),
         # One value next to a tie moves a code by a step, or the scale of its group by a factor.
