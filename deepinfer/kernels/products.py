@@ -124,7 +124,7 @@ def _programs(rows: int, outputs: int, groups: int, tile: Tile) -> int:
 def tile_of(rows: int, outputs: int, groups: int = 1, chunks: int = 1) -> Tile:
     """Tile of a bfloat16 product of `rows` rows with matrices of `outputs` rows.
 
-    The largest has no registers left for a sum of chunks.
+    The largest has no registers left for a sum of chunks, and is slow where it is not full.
     """
     if rows <= 16:
         return Tile(16, 64, 4, 8)
@@ -134,7 +134,7 @@ def tile_of(rows: int, outputs: int, groups: int = 1, chunks: int = 1) -> Tile:
     if rows <= 64 or _programs(rows, outputs, groups, large) < PROCESSORS:
         return Tile(64, 64, 4, 6)
     few = _programs(rows, outputs, groups, largest) < 4 * PROCESSORS
-    return large if few or chunks > 1 else largest
+    return large if few or chunks > 1 or rows < largest.rows else largest
 
 
 def fp8_tile_of(rows: int, outputs: int) -> Tile:

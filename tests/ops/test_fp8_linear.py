@@ -255,7 +255,7 @@ def test_chunks_are_equal(outputs: int, columns: int) -> None:
     assert tiles * splits >= 36 or chunk <= 3
 
 
-@pytest.mark.parametrize("most", [1, 40, 520, 4096, 8191])
+@pytest.mark.parametrize("most", [1, 40, 255, 256, 520, 4096, 8191])
 @pytest.mark.parametrize("groups", [1, 8, 0])
 def test_telling_rows_meet_every_form(most: int, groups: int) -> None:
     """Of products of bfloat16, and, without groups, of FP8."""

@@ -153,3 +153,10 @@ def test_gradients_of_groups() -> None:
     expected = torch.autograd.grad(grouped_output(x, weight).square().sum(), (x, weight))
     for a, b in zip(found, expected, strict=True):
         assert far(a, b) < 1e-5
+
+
+def test_a_tile_larger_than_needed_is_never_taken() -> None:
+    """But by a few rows: past 64 of them, no tile has room for more rows than there are."""
+    for rows in range(65, 600):
+        for outputs in (384, 5120, 129280):
+            assert products.tile_of(rows, outputs).rows <= max(128, rows)

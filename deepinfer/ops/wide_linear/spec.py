@@ -7,7 +7,7 @@ from deepinfer.ops.spec import Argument, Backend, Case, OpSpec, Tolerance
 from deepinfer.ops.wide_linear.reference import wide_linear
 
 MATRICES = {
-    "head": (129280, 5120, (1, 16, 64, 512)),
+    "head": (129280, 5120, (1, 16, 64, 128, 512)),
     "router": (384, 5120, (1, 16, 64, 512, 4096)),
     "compressor": (512, 5120, (1, 16, 64, 512, 4096)),
 }

@@ -17,6 +17,6 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 SIGNATURES: tuple[Signature, ...] = (
-    *(product_signature("head", 129280, 5120, rows, "fp32") for rows in (16, 32, 64, 4096)),
+    *(product_signature("head", 129280, 5120, rows, "fp32") for rows in (16, 32, 64, 128, 4096)),
     *(product_signature("router", 384, 5120, rows, "fp32") for rows in (16, 4096)),
 )
