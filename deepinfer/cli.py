@@ -247,7 +247,8 @@ def doctor(
         Print where the memory of GPUs goes with the given settings, and what to change if not
         everything fits.
     gpus:
-        GPUs to plan for, like 8x96: eight of 96 GiB each, which divide experts and n-gram tables.
+        GPUs to plan for, like 8xH20, or 8x96: eight of 96 GiB each, which divide experts and n-gram
+        tables.
         Default: those of this machine, or common ones.
     as_json:
         Print JSON instead of a table.

@@ -127,8 +127,8 @@ def plan_for(options: EngineOptions, gpus: str | None) -> list[Planned]:
     """Memory plans of a checkpoint, or without a model of the released one.
 
     Args:
-        gpus: like 8x96, eight GPUs of 96 GiB each; None for those of this machine, or where it has
-            none for GPUs that are common.
+        gpus: like 8xH20, or 8x96 for eight GPUs of 96 GiB each; None for those of this machine, or
+            where it has none for GPUs that are common.
 
     Raises:
         ConfigError: a setting or `gpus` cannot be.
@@ -151,14 +151,20 @@ def _planned(model: ModelConfig, config: EngineConfig, memory: int, gpus: int) -
 
 def _gpus(text: str | None) -> tuple[tuple[int, str, int], ...]:
     if text is not None:
-        count, separator, size = text.partition("x")
+        count, _, kind = (part.strip() for part in text.partition("x"))
+        sizes = {name.lower(): (name, size) for _, name, size in COMMON_GPUS}
         try:
-            found = (int(count), f"{float(size):g} GiB", int(float(size) * GIB))
-        except ValueError:
-            found = (0, "", 0)
-        if not separator or found[0] < 1 or found[2] < 1:
-            raise ConfigError(f"gpus = {text!r}; expected NUMBERxGIB, like 8x96")
-        return (found,)
+            name, size = sizes.get(kind.lower()) or (f"{float(kind):g} GiB", int(float(kind) * GIB))
+            number = int(count)
+        except (ValueError, OverflowError):
+            name, size, number = "", 0, 0
+        if number < 1 or size < 1:
+            names = ", ".join(name for name, _ in sizes.values())
+            raise ConfigError(
+                f"gpus = {text!r}; expected NUMBERxGIB, like 8x96, or NUMBERxNAME with one of"
+                f" {names}"
+            )
+        return ((number, name, size),)
     if not torch.cuda.is_available():
         return COMMON_GPUS
     properties = torch.cuda.get_device_properties(0)

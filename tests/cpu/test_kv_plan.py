@@ -98,12 +98,17 @@ def test_common_gpus() -> None:
     found = {(p.gpus, p.gpu): p.plan.fits for p in plan_for(EngineOptions(""), None)}
     assert found == {(1, "H200"): False, (8, "H20"): True, (8, "H100"): True}
     assert plan_for(EngineOptions("", gpu_memory=0.5), "8x96")[0].plan.fits is False
+    for text, gpu in (("8xh20", (8, "H20")), ("8 x H100", (8, "H100")), ("1xH200", (1, "H200"))):
+        (named,) = plan_for(EngineOptions(""), text)
+        assert (named.gpus, named.gpu) == gpu
+        assert named.plan.fits == found[gpu]
     (one,) = plan_for(EngineOptions("models/demo"), "1x4")
     assert one.plan.fits
     assert one.to_dict()["cache_tokens"] == one.plan.pages * 64
 
 
-@pytest.mark.parametrize("text", ["", "8", "x", "8x", "x96", "0x96", "8x0", "8x-1", "axb", "8xnan"])
+@pytest.mark.parametrize("text", ["", "8", "x", "8x", "x96", "0x96", "8x0", "8x-1", "axb", "8xnan",
+                                  "8xinf", "8xB200", "H100", "8xH100x2"])  # fmt: skip
 def test_gpus_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="expected NUMBERxGIB, like 8x96"):
         plan_for(EngineOptions(""), text)
