@@ -3,6 +3,8 @@
 Knows the machine and how much a checkpoint needs; must not load one.
 """
 
+import importlib.metadata
+import importlib.util
 import os
 import platform
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +34,16 @@ COMMON_GPUS = (
 )
 
 
+# By the names they are imported by: for what they are needed.
+OPTIONAL_PACKAGES = (
+    ("triton", "kernels on a GPU"),
+    ("xgrammar", "structured output (extra structured)"),
+    ("deepseek_recipe", "chat (extra chat)"),
+    ("flag_gems", "--flaggems (docs/screening.md)"),
+    ("tile_kernels", "the backend tilelang (docs/screening.md)"),
+)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the report: subject, fact, and ok, missing (cannot) or note."""
@@ -55,7 +67,8 @@ def _fits(name: str, config: ModelConfig, where: str, free: int) -> Finding:
     """Whether the weights fit: a CPU keeps float32 matrices and leaves n-gram tables on disk."""
     weights = weight_bytes(config, 4 if where == "CPU" else None)
     need = weights.experts + weights.other + (0 if where == "CPU" else weights.tables)
-    fact = f"needs {need / GIB:,.1f} GiB of weights on the {where}, {free / GIB:,.1f} GiB are free"
+    size = f"{need / GIB:,.1f} GiB" if need >= GIB else f"{need / 2**20:,.0f} MiB"
+    fact = f"needs {size} of weights on the {where}, {free / GIB:,.1f} GiB are free"
     return Finding(name, fact, "ok" if need < free else "missing")
 
 
@@ -76,6 +89,26 @@ def _gpu_findings() -> list[Finding]:
     return findings
 
 
+def _package_findings() -> list[Finding]:
+    """Packages that something more needs, if they are there."""
+    findings = []
+    for module, what in OPTIONAL_PACKAGES:
+        if importlib.util.find_spec(module) is None:
+            findings.append(Finding(module, f"not installed; {what} needs it", "note"))
+        else:
+            findings.append(Finding(module, f"{_version(module)}: {what}", "ok"))
+    return findings
+
+
+def _version(module: str) -> str:
+    """Version of an installed package, by the name that it is imported by."""
+    named = importlib.metadata.packages_distributions().get(module, [module])[0]
+    try:
+        return importlib.metadata.version(named)
+    except importlib.metadata.PackageNotFoundError:
+        return "installed"
+
+
 def examine(model: Path | None) -> list[Finding]:
     """Facts of this machine, then whether `model` (or else the released checkpoint) fits it.
 
@@ -89,6 +122,7 @@ def examine(model: Path | None) -> list[Finding]:
         Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads", "ok"),
         Finding("CPU", f"{os.cpu_count()} cores, {free / GIB:,.1f} GiB free memory", "ok"),
         *_gpu_findings(),
+        *_package_findings(),
     ]
     checked: list[tuple[str, ModelConfig]] = []
     if model is not None:

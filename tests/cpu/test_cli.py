@@ -22,6 +22,7 @@ from torch import Tensor
 import deepinfer
 from deepinfer import LLM
 from deepinfer.cli import main
+from deepinfer.commands.doctor import OPTIONAL_PACKAGES
 from deepinfer.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[2]
@@ -418,6 +419,7 @@ def test_doctor(run: Run, small_folder: Path) -> None:
     assert by_subject["deepinfer"]["fact"] == deepinfer.__version__
     assert by_subject[str(small_folder)]["state"] == "ok"
     assert "DeepSeek-V4.1-Flash" in by_subject
+    assert {name for name, _ in OPTIONAL_PACKAGES} <= by_subject.keys()
     alone = json.loads(run("doctor", "--json").out)
     assert str(small_folder) not in {finding["subject"] for finding in alone}
 
