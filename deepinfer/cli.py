@@ -33,6 +33,7 @@ app = App(
     name="deepinfer",
     help="Run DeepSeek-V4.1 checkpoints on NVIDIA Hopper GPUs and on CPUs.",
     version=__version__,
+    default_parameter=Parameter(negative_iterable=()),  # no --empty-... beside lists
 )
 bench = App(name="bench", help="Measure speed.")
 app.command(bench)

@@ -408,6 +408,11 @@ def test_dumps_that_cannot_be_written(run: Run, tmp_path: Path, out: str) -> Non
 # doctor and bench
 
 
+def test_lists_have_no_flag_for_their_absence(run: Run) -> None:
+    for command in ("generate", "chat", "eval", "report", "screen", "doctor"):
+        assert "--empty" not in run(command, "--help").out
+
+
 def test_doctor(run: Run, small_folder: Path) -> None:
     shown = run("doctor", "MODEL")
     assert (shown.status, shown.err) == (0, "")

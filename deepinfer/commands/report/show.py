@@ -21,10 +21,11 @@ class Bar:
     """A progress bar on standard error."""
 
     def __init__(self, shown: bool) -> None:
+        console = Console(stderr=True)
         self._bar = Progress(
             SpinnerColumn(), BarColumn(20), "{task.completed}/{task.total}", TimeElapsedColumn(),
-            TextColumn("{task.description}"), console=Console(stderr=True), disable=not shown,
-            transient=True,
+            TextColumn("{task.description}"), console=console, transient=True,
+            disable=not (shown and console.is_terminal),
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
 
