@@ -133,12 +133,16 @@ class MixtureOfExperts(nn.Module):
         operators, experts = self.precision.operators, self.experts
         block = plan_block(ids.numel(), experts.up.experts)
         plan = operators.moe_plan(ids, experts.up.experts, block)
+        seen = self.precision.activation(x)
+        assert isinstance(seen, Codes)
+        # FP4 experts take groups of 32 channels, FP8 matrices with 128 x 128 scales do not.
+        wide = self.precision.wide_scales
+        codes, scales = operators.fp8_quantise(x) if wide else (seen.codes, seen.scales)
         hidden = operators.expert_up(
-            *operators.fp8_quantise(x), experts.up, *plan, weights, block,
-            self.config.swiglu_limit,
-        )  # fmt: skip
+            codes, scales, experts.up, *plan, weights, block, self.config.swiglu_limit
+        )
         y = operators.expert_down(*hidden, experts.down, *plan, block)
-        shared = self._shared(self.precision.activation(x))
+        shared = self._shared(seen)
         total: Tensor = operators.moe_combine(y, self.selected, shared)
         return total
 
