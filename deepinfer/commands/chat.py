@@ -7,7 +7,8 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -19,7 +20,9 @@ from deepinfer.errors import RequestError
 from deepinfer.sampling.params import SamplingParams
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-_HELP = "/new starts a new conversation, /help shows this, /exit or Ctrl-D ends"
+_HELP = (
+    "/new starts a new conversation, Ctrl-C stops a reply, /help shows this, /exit or Ctrl-D ends"
+)
 
 
 @dataclass
@@ -57,8 +60,11 @@ class Conversation:
         """Forget everything but the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def ask(self, message: str, out: TextIO | None) -> Reply:
+    def ask(self, message: str, out: TextIO | None, stoppable: bool = False) -> Reply:
         """Answer `message` and remember both; parts are written to `out` as they come.
+
+        Args:
+            stoppable: Ctrl-C ends the reply alone, and what came of it is remembered.
 
         Raises:
             RequestError: the prompt cannot be served; the conversation is as before then.
@@ -68,23 +74,32 @@ class Conversation:
         request = self.llm.request(self.format.encode(converted), self.sampling)
         reply, start = Reply(), time.perf_counter()
         shown = _Screen(out)
-        for delta in self.format.deltas(converted, self._pieces(request)):
-            reply.add(delta)
-            shown.show(delta)
-        output = request.output()
-        reply.finish_reason = output.outputs[0].finish_reason
-        reply.tokens = output.usage.completion_tokens
+        pieces = self._pieces(request)
+        try:
+            for delta in self.format.deltas(converted, pieces):
+                reply.add(delta)
+                shown.show(delta)
+        except KeyboardInterrupt:
+            if not stoppable:
+                raise
+            pieces.close()  # which takes the request from the engine, wherever it was
+        reply.finish_reason = "abort"
+        if request.ended:  # an interrupt may have come before it was queued
+            output = request.output()
+            reply.finish_reason = output.outputs[0].finish_reason
+            reply.tokens = output.usage.completion_tokens
         reply.seconds = time.perf_counter() - start
         shown.end(reply)
         self.messages = [*asked, {"role": "assistant", "content": reply.text}]
         return reply
 
-    def _pieces(self, request: Request) -> Iterator[list[int]]:
+    def _pieces(self, request: Request) -> Generator[list[int]]:
         # Tokens that end a reply are generated, but have no text.
         ends = {self.llm.model_config.eos_token_id, *(self.sampling.stop_token_ids or ())}
-        for chunk in self.llm.chunks(request):
-            if ids := [token for token in chunk.token_ids if token not in ends]:
-                yield ids
+        with closing(self.llm.chunks(request)) as chunks:
+            for chunk in chunks:
+                if ids := [token for token in chunk.token_ids if token not in ends]:
+                    yield ids
 
 
 class _Screen:
@@ -165,7 +180,7 @@ def _talk(conversation: Conversation, out: TextIO | None) -> Iterator[tuple[str,
     """Replies to what is typed; a message that cannot be served changes nothing."""
     for message in _typed(conversation):
         try:
-            yield message, conversation.ask(message, out)
+            yield message, conversation.ask(message, out, stoppable=sys.stdin.isatty())
         except RequestError as error:
             sys.stderr.write(f"error: {error}\n")
 

@@ -4,7 +4,7 @@ Knows how the parts are put together; must not know how a step works.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -200,7 +200,7 @@ class LLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         return self.chunks(self.request(prompt, params))
 
-    def chunks(self, request: Request) -> Iterator[StreamChunk]:
+    def chunks(self, request: Request) -> Generator[StreamChunk]:
         """Queue a new request at the first `next` and run it; closing the iterator aborts it.
 
         A generator that was never started does not see that it is closed, so it must not have

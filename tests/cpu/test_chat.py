@@ -102,6 +102,48 @@ def test_typed_messages(
     assert "'/nonsense' is no command" in err
 
 
+def test_control_c_before_a_request_is_queued(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(request: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "chunks", interrupted)
+    reply = Conversation(llm, GREEDY, None, thinking=False).ask("A", None, stoppable=True)
+    assert (reply.finish_reason, reply.text, reply.tokens) == ("abort", "", 0)
+
+
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_control_c_stops_a_reply_and_not_the_conversation(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Wherever it comes: before the first token, or with some shown."""
+    steps = 0
+    plain = llm.engine.step
+
+    def interrupted() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            raise KeyboardInterrupt
+        return plain()
+
+    whole = Conversation(llm, GREEDY, None, thinking=False).ask("Who are you?", None)
+    conversation = Conversation(llm, GREEDY, None, thinking=False)
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    out = io.StringIO()
+    reply = conversation.ask("Who are you?", out, stoppable=True)
+    assert reply.finish_reason == "abort"
+    assert out.getvalue() == reply.text + "\n"
+    assert whole.text.startswith(reply.text)
+    assert len(reply.text) < len(whole.text)
+    assert conversation.messages[-1] == {"role": "assistant", "content": reply.text}
+    assert not llm.engine.has_work
+    assert conversation.ask("What is 2 + 3?", None).finish_reason == "stop"
+    steps = step - 1
+    with pytest.raises(KeyboardInterrupt):
+        conversation.ask("Who are you?", None)
+    assert not llm.engine.has_work
+
+
 def test_stop_strings_are_refused(run: Callable[..., tuple[int, str, str]]) -> None:
     status, _, err = run("--stop", "x", "--message", "Hello!")
     assert status == 2
