@@ -44,8 +44,11 @@ def _rows(copy: dict[str, Any]) -> int:
     return first.shape[0]
 
 
-def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iterator[Row]:
-    """Rows of the reference, of every backend and of every baseline."""
+def measure_case(spec: OpSpec, case: Case, ceilings: Row, compiled: bool) -> Iterator[Row]:
+    """Rows of the reference, of every backend and of every baseline.
+
+    compiled: with torch.compile among the baselines.
+    """
     copies = _copies(case)
     work = spec.work(copies[0])
     known = {"operator": spec.name, "case": case.name, "rows": _rows(copies[0])}
@@ -86,7 +89,7 @@ def measure_case(spec: OpSpec, case: Case, ceilings: Row, largest: bool) -> Iter
             yield {**known, "backend": backend.name, "failed": failed}
             continue
         yield row(backend.name, timed(function))
-    for name, make in baselines(spec.name, spec.reference, largest):
+    for name, make in baselines(spec.name, spec.reference, compiled):
         yield {**row(name, measure([make(given) for given in copies])), "baseline": True}
 
 
@@ -118,6 +121,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines to write")
     parser.add_argument("--op", nargs="*", help="only these operators, in this order")
     parser.add_argument("--case", nargs="*", help="only cases whose name contains one of these")
+    parser.add_argument("--no-compile", action="store_true",
+                        help="without torch.compile, which takes seconds a case")  # fmt: skip
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.stderr.write("error: benchmarks need a CUDA GPU, and torch sees none\n")
@@ -126,13 +131,13 @@ def main() -> int:
     ceilings = environment()
     print(json.dumps(ceilings), flush=True)
     rows: list[Row] = [ceilings]
-    known = specs()
+    known, compiled = specs(), not arguments.no_compile
     for spec in [known[name] for name in arguments.op or known]:
         cases = [c for c in spec.cases() if c.kind in ("released", "large")]
         wanted = arguments.case or [""]
         cases = [c for c in cases if any(part in c.name for part in wanted)]
         for case in cases:
-            for row in measure_case(spec, case, ceilings, case is cases[-1]):
+            for row in measure_case(spec, case, ceilings, compiled and case is cases[-1]):
                 rows.append(row)
                 print(_line(row), flush=True)
             arguments.out.write_text("".join(json.dumps(r) + "\n" for r in rows))
