@@ -99,10 +99,14 @@ class Replacement:
 
     Args:
         device: "cuda" or "cpu": calls on it are answered.
+
+    Attributes:
+        answering: while this is false, all calls go to PyTorch's kernels.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.answering = True
         self.library = torch.library.Library("aten", "IMPL")
         self.uses: dict[str, Use] = {}
         self._inside = threading.local()
@@ -172,6 +176,8 @@ class _Answer:
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Answer one call that the dispatcher hands over with its key set."""
         stack, use = self.replacement.stack, self.use
+        if not self.replacement.answering:
+            return self._native(keys, args, kwargs)
         if stack:
             use.nested += stack[-1] == self.operator
             return self._native(keys, args, kwargs)

@@ -36,7 +36,11 @@ class Answer:
 
 @runtime_checkable
 class Session(Protocol):
-    """One operator of a library, ready to be called."""
+    """One operator of a library, ready to be called.
+
+    Outside of `call` PyTorch's own operators have to answer: arguments are made and answers are
+    judged with them.
+    """
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
         """Call it once."""
@@ -64,17 +68,22 @@ class Library(Protocol):
 
 
 class Dispatched:
-    """An operator that PyTorch's dispatcher hands to a function."""
+    """An operator that PyTorch's dispatcher hands to a function, during `call` alone."""
 
     def __init__(self, operator: str, replacement: Replacement) -> None:
         self.operator = operator
         self.replacement = replacement
+        replacement.answering = False
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
         """Call it through PyTorch; proof is that the function was called, and not PyTorch by it."""
         use = self.replacement.uses[self.operator]
         calls, nested = use.calls, use.nested
-        result = overload(self.operator)(*args, **kwargs)
+        self.replacement.answering = True
+        try:
+            result = overload(self.operator)(*args, **kwargs)
+        finally:
+            self.replacement.answering = False
         if use.calls == calls:
             return Answer(result, "PyTorch's dispatcher did not call it")
         if use.nested > nested:

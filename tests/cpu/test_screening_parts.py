@@ -343,6 +343,57 @@ def test_a_call_that_the_dispatcher_keeps_to_itself_is_no_proof() -> None:
     assert (result.verdict, result.reason) == ("skip", "PyTorch's dispatcher did not call it")
 
 
+def _lying_sub(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
+    """Zeros: a judge that subtracted with it would see no distance."""
+    return torch.zeros_like(torch.add(a, b))
+
+
+def _nothing(x: Any, *_: Any, **__: Any) -> Tensor:
+    return torch.zeros_like(x, dtype=torch.bool)
+
+
+LIARS: list[tuple[str, Any, list[TensorData]]] = [
+    ("sub.Tensor", _lying_sub, [TensorData((4, 5), (5, 1), "float32")] * 2),
+    ("sub.Tensor", _lying_sub, [TensorData((4, 5), (5, 1), "int64", Fill("whole", 0, 9))] * 2),
+    ("abs", torch.zeros_like, [TensorData((4, 5), (5, 1), "float32")]),
+    ("gt.Tensor", _nothing, [TensorData((4, 5), (5, 1), "float32")] * 2),
+    ("ne.Tensor", _nothing, [TensorData((4, 5), (5, 1), "int64", Fill("whole", 0, 9))] * 2),
+    ("isnan", _nothing, [TensorData((4, 5), (5, 1), "float32", Fill("specials"))]),
+    ("maximum", lambda x, y: torch.zeros_like(x), [TensorData((4, 5), (5, 1), "float32")] * 2),
+    ("max", lambda x: x.new_zeros(()), [TensorData((4, 5), (5, 1), "float32")]),
+    ("mul.Tensor", lambda x, y: torch.zeros_like(x), [TensorData((4, 5), (5, 1), "float32")] * 2),
+    ("bitwise_not", _nothing, [TensorData((4, 5), (5, 1), "bool")]),
+]
+
+
+@pytest.mark.parametrize(("operator", "lie", "data"), LIARS)
+def test_nobody_is_judged_by_its_own_answers(
+    operator: str, lie: Any, data: list[TensorData]
+) -> None:
+    """Arguments are made, and answers judged, by PyTorch's operators: the library is asked twice
+    and no more."""
+    calls = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return lie(*args, **kwargs)
+
+    case = Case("engine 1", "engine", {"args": [d.to_data() for d in data], "kwargs": {}}, True)
+    rule = rule_of(operator)
+    assert rule is not None
+    reference = refer(operator, rule, case, CPU)
+    assert reference is not None
+    session = Functions("liar", {operator: counted}, "cpu").open(operator)
+    try:
+        result = attempt(session, operator, rule, case, reference, CPU)
+    finally:
+        session.close()
+    assert calls == 2
+    assert result.verdict == "fail"
+    assert "differ" in result.reason
+
+
 # ---------------------------------------------------------------- libraries
 
 
