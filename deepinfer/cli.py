@@ -6,7 +6,11 @@ Knows names and documentation of options; the commands package does the work.
 import io
 import json
 import logging
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -374,6 +378,24 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+@contextmanager
+def _ending_cleanly() -> Iterator[None]:
+    """Being asked to end, or losing the terminal, unwinds what runs, as Ctrl-C does."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    asked = [signal.SIGTERM, signal.SIGHUP] if main_thread else []
+    # Whoever ignores them, as nohup does, is not asked.
+    before = {n: signal.signal(n, end) for n in asked if signal.getsignal(n) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point; exit status 0, 1 when a reply broke off, 2 for a wrong request or setting."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -381,9 +403,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
     try:
-        status = app(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        with _ending_cleanly():
+            status = app(
+                arguments, exit_on_error=False, print_error=False, result_action="return_value"
+            )
     except CycloptsError as error:
         _fail(f"{error} (see deepinfer --help)")
     except DeepInferError as error:

@@ -7,14 +7,17 @@ crash is known.
 
 import fcntl
 import json
+import multiprocessing
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 import torch
@@ -74,6 +77,7 @@ def main(job: Job, connection: Connection) -> None:
     def say(event: str, content: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps({"event": event, **content}).encode())
 
+    _end_with_parent()
     _prepare(job)
     work = {"table": _describe, "cold": _judge_all, "warm": _again_and_speed}[job.phase]
     try:
@@ -90,6 +94,18 @@ def main(job: Job, connection: Connection) -> None:
         say("lost", {"reason": tidy(str(error))})
         sys.stdout.flush()
         os._exit(LOST)  # an ordinary end would wait for the GPU
+
+
+def _end_with_parent() -> None:
+    """End this process, wherever it hangs, once the screening is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _prepare(job: Job) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -403,6 +404,26 @@ def test_wrong_dumps(run: Run, tmp_path: Path, options: tuple[str, ...], words: 
 def test_dumps_that_cannot_be_written(run: Run, tmp_path: Path, out: str) -> None:
     result = run("dump", "MODEL", "--token-ids", "5", "--out", tmp_path / out)
     assert_refused(result, str(tmp_path), "cannot be written")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_being_asked_to_end_unwinds(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """As Ctrl-C does: what was started is stopped, and temporary folders go."""
+    unwound = []
+
+    def stubborn(*_: Any, **__: Any) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            unwound.append(True)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr("deepinfer.commands.doctor.examine", stubborn)
+    assert run("doctor").status == 128 + number
+    assert unwound == [True]
+    assert signal.getsignal(number) is before
 
 
 # doctor and bench

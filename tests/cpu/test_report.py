@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -241,6 +242,31 @@ def test_a_real_process_is_ended_and_its_log_kept(tmp_path: Path) -> None:
     assert ending.kind == "timeout"
     assert process.poll() is not None
     assert log_tail(log) == "here"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_whoever_started_them(tmp_path: Path, number: int) -> None:
+    """However that went: a rank that is left behind would keep its GPU's memory."""
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    rank = (
+        "import signal; from deepinfer.commands.report.rank import end_with_parent;"
+        f" end_with_parent(); kept = open({str(alive)!r}, 'w'); kept.write('x'); kept.flush();"
+        " signal.pause()"
+    )
+    parent = (
+        "import signal, sys; from pathlib import Path;"
+        " from deepinfer.commands.report.supervise import LocalProcess;"
+        f" log = Path({str(tmp_path / 'log')!r});"
+        f" process = LocalProcess([sys.executable, '-c', {rank!r}], log);"
+        " signal.pause()"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", parent])
+    with alive.open() as file:
+        assert file.read(1) == "x"
+        starter.send_signal(number)
+        assert file.read() == ""  # only now: its last writer is gone
+    assert starter.wait() == -number
 
 
 def test_what_ranks_are_doing_is_told_in_one_line(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ is imported before the device is set.
 
 import faulthandler
 import logging
+import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -52,6 +54,16 @@ def _broken(job: Job, error: Exception) -> RankResult:
     return RankResult(job.rank, "error", f"{type(error).__name__}: {error}")
 
 
+def end_with_parent() -> None:
+    """End this process and what it started once whoever started it is gone, however it went."""
+
+    def watch() -> None:
+        os.read(0, 1)  # returns when the other end of standard input is closed
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main(arguments: list[str]) -> int:
     """Exit status 0, also where the configuration is not possible here; 1 when it broke off."""
     faulthandler.enable()
@@ -66,4 +78,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

@@ -66,19 +66,23 @@ class Ended:
 class LocalProcess:
     """A process of this machine with everything it says in a file.
 
-    It leads a group of its own, so that what it started ends with it.
+    It leads a group of its own, so that what it started ends with it. Its standard input is open as
+    long as this process lives, and nothing is ever written to it.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
 
     def poll(self) -> int | None:
         """See Process."""
-        return self._process.poll()
+        status = self._process.poll()
+        if status is not None:
+            self._close()
+        return status
 
     def stop(self) -> None:
         """See Process. A rank writes the stack of every thread to its log first."""
@@ -87,6 +91,11 @@ class LocalProcess:
             self._process.wait(_TRACE_S)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
