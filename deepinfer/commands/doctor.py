@@ -173,14 +173,23 @@ def plan_for(options: EngineOptions, gpus: str | None) -> list[Planned]:
     options = replace(options, device="cuda", model=name)
     config, _ = resolve(options, read_environment(), model, host)
     return [
-        Planned(name, count, gpu, _planned(model, config, size, count))
+        Planned(name, count, gpu, _planned(model, config, size, count, options.cache_tokens))
         for count, gpu, size in _gpus(gpus)
     ]
 
 
-def _planned(model: ModelConfig, config: EngineConfig, memory: int, gpus: int) -> MemoryPlan:
+def _planned(
+    model: ModelConfig, config: EngineConfig, memory: int, gpus: int, asked: int | None
+) -> MemoryPlan:
+    """The plan; where so many cache tokens are asked for, with these and no more."""
     packed = config.dtype == "bfloat16" and config.act_quant and config.ops_backend != "ref"
-    return plan_memory(model, config, memory, weight_bytes(model, None if packed else 4), gpus)
+    plan = plan_memory(model, config, memory, weight_bytes(model, None if packed else 4), gpus)
+    if asked is None or not plan.fits:
+        return plan
+    wanted = -(-asked // plan.page_tokens)
+    if wanted <= plan.pages:
+        return replace(plan, pages=wanted, wanted_pages=wanted)
+    return replace(plan, wanted_pages=wanted, advice=(f"cache_tokens = {plan.cache_tokens}",))
 
 
 def _gpus(text: str | None) -> tuple[tuple[int, str, int], ...]:

@@ -4,6 +4,7 @@ Knows tokenizer, limits and grammars; must not know the loop.
 """
 
 import random
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import cast
@@ -50,8 +51,8 @@ class Intake:
             raise RequestError(f"sampling parameters {params!r}; expected SamplingParams")
         if type(priority) is not int:
             raise RequestError(f"priority {priority!r}; expected a whole number")
-        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
-            raise RequestError(f"timeout {timeout!r}; expected seconds, more than 0")
+        if timeout is not None and not _is_seconds(timeout):
+            raise RequestError(f"timeout {timeout!r:.60}; expected seconds, more than 0")
         text = prompt if isinstance(prompt, str) else None
         if text == "":
             raise RequestError("the prompt is empty; expected at least one character")
@@ -78,16 +79,25 @@ class Intake:
         return request
 
 
+def _is_seconds(timeout: object) -> bool:
+    """Whether this is a number above 0 that a clock can count to."""
+    return type(timeout) in (int, float) and 0 < cast("float", timeout) <= sys.float_info.max
+
+
 def as_ids(prompt: Sequence[int]) -> list[int]:
     """A prompt of token ids as a list.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is no sequence, or one of bytes or characters.
     """
-    try:
-        return list(prompt)
-    except TypeError:
-        raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids") from None
+    if not _is_list(prompt):
+        raise RequestError(f"prompt {prompt!r:.60}; expected a text or a list of ids")
+    return list(prompt)
+
+
+def _is_list(given: object) -> bool:
+    """Whether this is a sequence, but not of characters or bytes."""
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -100,9 +110,15 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return cast("list[Prompt]", several)
 
 
-def is_conversation(messages: object) -> bool:
-    """Whether these are the messages of one conversation, not several conversations."""
-    return isinstance(messages, Sequence) and all(isinstance(item, dict) for item in messages)
+def is_conversation(messages: Sequence[object]) -> bool:
+    """Whether these are the messages of one conversation, not several conversations.
+
+    Raises:
+        RequestError: they are neither.
+    """
+    if not _is_list(messages):
+        raise RequestError(f"messages {messages!r:.60}; expected a list of messages")
+    return all(isinstance(item, dict) for item in messages)
 
 
 def params_for(

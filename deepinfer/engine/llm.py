@@ -3,8 +3,9 @@
 Knows how the parts are put together; must not know how a step works.
 """
 
+import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -30,7 +31,8 @@ class LLM:
     """A checkpoint ready to generate.
 
     On a GPU every kernel is compiled or found on disk, and small steps are captured as CUDA
-    graphs, before the constructor returns; enforce_eager leaves both out.
+    graphs, before the constructor returns; enforce_eager leaves both out. Several threads may use
+    one: they share its steps, whoever runs them.
 
     Args:
         model: folder with config.json, tokenizer.json and safetensors.
@@ -66,6 +68,7 @@ class LLM:
         self.engine = Engine(loaded.config, loaded.model, loaded.token_map, grammars)
         self._intake = Intake(loaded, grammars)
         self._inbox: dict[str, deque[StreamChunk]] = {}
+        self._lock = threading.RLock()
         if not self.config.enforce_eager:
             self.warm_up()
             capture(self.engine, progress)
@@ -81,11 +84,17 @@ class LLM:
 
         Streams that are open end with finish_reason abort. A second call does nothing.
         """
-        for request_id, inbox in self._inbox.items():
-            inbox.extend(self.engine.abort(request_id))
-        self._inbox.clear()
-        for part in ("engine", "model"):
-            vars(self).pop(part, None)
+        with self._lock:
+            for request_id, inbox in self._inbox.items():
+                inbox.extend(self.engine.abort(request_id))
+            self._inbox.clear()
+            for part in ("engine", "model"):
+                vars(self).pop(part, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("engine", "model") and "config" in vars(self):
+            raise RequestError("this LLM was closed; make another one")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property
     def metrics(self) -> Metrics:
@@ -181,7 +190,7 @@ class LLM:
             for request in requests:
                 self._queue(request)
             while not all(request.ended for request in requests):
-                self._step()
+                self._step(lambda: all(request.ended for request in requests))
         finally:
             for request in requests:
                 self._leave(request)
@@ -205,6 +214,9 @@ class LLM:
 
         A generator that was never started does not see that it is closed, so it must not have
         queued anything.
+
+        Raises:
+            RequestError: the request is being served already, or has been.
         """
         inbox = self._queue(request)
         try:
@@ -212,7 +224,7 @@ class LLM:
                 if inbox:
                     yield inbox.popleft()
                 else:
-                    self._step()
+                    self._step(lambda: request.ended or bool(inbox))
         finally:
             self._leave(request)
 
@@ -234,26 +246,40 @@ class LLM:
             raise RequestError("speculate runs alone; wait until other requests have ended")
         return rounds(self.engine, prompt_ids, max_tokens)
 
-    def _step(self) -> None:
-        """One step; its chunks go to the requests' inboxes, whoever drives the engine."""
-        for chunk in self.engine.step():
-            inbox = self._inbox.get(chunk.request_id)
-            if inbox is not None:  # a request may have been given to the engine itself
-                inbox.append(chunk)
+    def _step(self, enough: Callable[[], bool]) -> None:
+        """One step; its chunks go to the requests' inboxes, whoever drives the engine.
+
+        Args:
+            enough: whether another thread's steps have brought what is wanted meanwhile.
+        """
+        with self._lock:
+            if enough():
+                return
+            for chunk in self.engine.step():
+                inbox = self._inbox.get(chunk.request_id)
+                if inbox is not None:  # a request may have been given to the engine itself
+                    inbox.append(chunk)
 
     def _queue(self, request: Request) -> deque[StreamChunk]:
-        inbox = self._inbox[request.request_id] = deque()
-        try:
-            self.engine.add(request)
-        except BaseException:
-            self._leave(request)
-            raise
-        return inbox
+        with self._lock:
+            if request.request_id in self._inbox or request.ended:
+                raise RequestError(
+                    f"request {request.request_id} is being served already, or has been; make"
+                    " another one"
+                )
+            inbox = self._inbox[request.request_id] = deque()
+            try:
+                self.engine.add(request)
+            except BaseException:
+                self._leave(request)
+                raise
+            return inbox
 
     def _leave(self, request: Request) -> None:
         """Nobody wants the rest of a request; one that has left already, or is none, is ignored."""
-        if self._inbox.pop(request.request_id, None) is not None:
-            self.engine.abort(request.request_id)
+        with self._lock:
+            if self._inbox.pop(request.request_id, None) is not None:
+                self.engine.abort(request.request_id)
 
     def request(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0,

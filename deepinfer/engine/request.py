@@ -174,9 +174,8 @@ def check_request(
     """Refuse what cannot be run.
 
     Raises:
-        RequestError: empty prompt, ids out of range, image tokens, too many tokens, more replies
-            than sequences may run, or log probabilities of prompt rows that a truncated prefill
-            leaves out.
+        RequestError: empty prompt, ids out of range, image tokens, too many tokens, or log
+            probabilities of prompt rows that a truncated prefill leaves out.
     """
     if not prompt_ids:
         raise RequestError("the prompt is empty; expected at least one token")

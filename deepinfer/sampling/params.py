@@ -27,7 +27,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda x: x >= 0, "a finite number >= 0"),
     "top_p": (lambda x: 0 < x <= 1, "a number in (0, 1]; 1 turns it off"),
     "min_p": (lambda x: 0 <= x <= 1, "a number in [0, 1]; 0 turns it off"),
-    "repetition_penalty": (lambda x: x > 0, "a finite number > 0; 1 turns it off"),
+    "repetition_penalty": (lambda x: 0.01 <= x <= 100, "a number in [0.01, 100]; 1 turns it off"),
     "presence_penalty": (lambda x: -2 <= x <= 2, "a number in [-2, 2]; 0 turns it off"),
     "frequency_penalty": (lambda x: -2 <= x <= 2, "a number in [-2, 2]; 0 turns it off"),
 }
@@ -252,14 +252,19 @@ def _check_number(name: str, value: float, expected: str) -> None:
 
 
 def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    expected = "a string or a list of strings, none of them empty"
+    expected = "a string or a list of strings, none of them empty, of valid Unicode"
     strings = [stop] if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple):
         _refuse("stop", stop, expected)
     for string in strings:
-        if not isinstance(string, str) or not string:
+        if not isinstance(string, str) or not string or not _is_text(string):
             _refuse("stop", stop, expected)
     return tuple(strings)
+
+
+def _is_text(string: str) -> bool:
+    """Whether a decoder can give this string: it has no half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in string)
 
 
 def _token_ids(name: str, ids: Sequence[int]) -> tuple[int, ...]:

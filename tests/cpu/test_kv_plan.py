@@ -102,6 +102,12 @@ def test_common_gpus() -> None:
         (named,) = plan_for(EngineOptions(""), text)
         assert (named.gpus, named.gpu) == gpu
         assert named.plan.fits == found[gpu]
+    (asked,) = plan_for(EngineOptions("", cache_tokens=100_000), "8xH20")
+    assert (asked.plan.cache_tokens, asked.plan.fits) == (100_032, True)
+    options = EngineOptions("", cache_tokens=50_000_000, max_model_len=32768)
+    (much,) = plan_for(options, "8xH20")
+    assert much.plan.fits is False
+    assert much.plan.advice == (f"cache_tokens = {much.plan.cache_tokens}",)
     (one,) = plan_for(EngineOptions("models/demo"), "1x4")
     assert one.plan.fits
     assert one.to_dict()["cache_tokens"] == one.plan.pages * 64

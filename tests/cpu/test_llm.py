@@ -6,6 +6,7 @@ test_engine.py, so prompts run in chunks of 16 and at most three requests at a t
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,11 @@ def test_closing_a_stream(llm: LLM) -> None:
         ([5, -1], None, "token id -1"),
         ([5, True], None, "token id True"),
         ([5, 6.0], None, "token id 6.0"),
-        (torch.tensor([5, 6]), None, "token id tensor"),
+        (torch.tensor([5, 6]), None, "prompt tensor"),
+        ({5, 6}, None, r"prompt \{5, 6\}"),
+        ({"a": 1}, None, "prompt {'a': 1}"),
+        (b"abc", None, "prompt b'abc'"),
+        ([PROMPT, b"abc"], None, "prompt b'abc'"),
         (5, None, "prompt 5; expected a text or a list of ids"),
         (None, None, "prompt None"),
         ([PROMPT, 5], None, "prompt 5"),
@@ -352,6 +357,57 @@ def test_bad_requests(llm: LLM, greedy: list[int], prompts: Any, params: Any, me
     assert "\n" not in str(error.value)
     assert_idle(llm)
     assert ids_of(llm.generate(PROMPT, SamplingParams(max_tokens=1, **GREEDY)))[0] == greedy[:1]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 10**400])
+def test_bad_timeouts(llm: LLM, timeout: Any) -> None:
+    with pytest.raises(RequestError, match="timeout"):
+        llm.generate(PROMPT, timeout=timeout)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "Hello", {"role": "user", "content": "Hello"}])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="expected a list of messages"):
+        llm.chat(messages)
+
+
+def test_a_request_is_served_once(llm: LLM, greedy: list[int]) -> None:
+    """Whoever asks for it again is refused, and disturbs nobody."""
+    request = llm.request(PROMPT, SamplingParams(max_tokens=4, **GREEDY))
+    chunks = llm.chunks(request)
+    tokens = list(next(chunks).token_ids)
+    with pytest.raises(RequestError, match="is being served already"):
+        next(llm.chunks(request))
+    tokens += [token for chunk in chunks for token in chunk.token_ids]
+    assert tokens == greedy[:4]
+    with pytest.raises(RequestError, match="or has been"):
+        next(llm.chunks(request))
+    assert_idle(llm)
+
+
+def test_several_threads_share_the_steps(llm: LLM, model: Loaded) -> None:
+    prompts = [random_ids(model, 9 + number).tolist() for number in range(6)]
+    params = [SamplingParams(max_tokens=5 + number, **GREEDY) for number in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        replies = list(threads.map(llm.generate, prompts, params))
+    assert [ids_of(reply)[0] for reply in replies] == [
+        slow_ids(model, *pair) for pair in zip(prompts, params, strict=True)
+    ]
+    assert_idle(llm)
+
+
+def test_a_closed_llm_says_so(tiny_folder: Path) -> None:
+    llm = LLM(tiny_folder, device="cpu", threads=1)
+    llm.close()
+    for ask in (
+        lambda: llm.generate(PROMPT), lambda: next(llm.stream(PROMPT)), lambda: llm.metrics,
+        lambda: llm.profile("x", 1), lambda: llm.model,
+    ):  # fmt: skip
+        with pytest.raises(RequestError, match="was closed"):
+            ask()
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        llm.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_images_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
