@@ -3,21 +3,17 @@
 Knows names and documentation of options; the commands package does the work.
 """
 
-import io
 import json
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
 from deepinfer import __version__
+from deepinfer.commands.ending import exit_with
 from deepinfer.commands.options import (
     FORM,
     PLAN,
@@ -30,7 +26,7 @@ from deepinfer.commands.options import (
 )
 from deepinfer.commands.report.plan import ReportOptions
 from deepinfer.config import EngineOptions
-from deepinfer.errors import DeepInferError, RequestError
+from deepinfer.errors import RequestError
 from deepinfer.screening.options import ScreenOptions
 
 app = App(
@@ -373,48 +369,10 @@ def screen_ops() -> NoReturn:
     main(["screen", *sys.argv[1:]])
 
 
-def _fail(message: str) -> NoReturn:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
-    sys.exit(2)
-
-
-@contextmanager
-def _ending_cleanly() -> Iterator[None]:
-    """Being asked to end, or losing the terminal, unwinds what runs, as Ctrl-C does."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    main_thread = threading.current_thread() is threading.main_thread()
-    asked = [signal.SIGTERM, signal.SIGHUP] if main_thread else []
-    # Whoever ignores them, as nohup does, is not asked.
-    before = {n: signal.signal(n, end) for n in asked if signal.getsignal(n) is signal.SIG_DFL}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Entry point; exit status 0, 1 when a reply broke off, 2 for a wrong request or setting."""
+    """Entry point; `commands.ending` says which exit status means what."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     logging.addLevelName(logging.WARNING, "note")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ?
-    try:
-        with _ending_cleanly():
-            status = app(
-                arguments, exit_on_error=False, print_error=False, result_action="return_value"
-            )
-    except CycloptsError as error:
-        _fail(f"{error} (see deepinfer --help)")
-    except DeepInferError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away: that is its right.
-        sys.stderr.close()
-        sys.exit(0)
-    sys.exit(status or 0)
+    exit_with(lambda: app(
+        arguments, exit_on_error=False, print_error=False, result_action="return_value"
+    ))  # fmt: skip

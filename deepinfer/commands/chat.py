@@ -48,12 +48,17 @@ class Reply:
 
 
 class Conversation:
-    """Messages so far; every question is answered with all of them in the prompt."""
+    """Messages so far; every question is answered with all of them in the prompt.
+
+    Attributes:
+        refused: messages that could not be served.
+    """
 
     def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None, thinking: bool):
         self.llm, self.sampling, self.system, self.thinking = llm, sampling, system, thinking
         self.format = llm.chat_format()
         self.messages: list[dict[str, Any]] = []
+        self.refused = 0
         self.restart()
 
     def restart(self) -> None:
@@ -133,9 +138,10 @@ def chat(
     options: EngineOptions, sampling: SamplingParams, *,
     messages: list[str], system: str | None, thinking: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Answer `messages`, each as a conversation of its own, or read them from the terminal.
+    """Answer `messages`, each as a conversation of its own, or read them from standard input.
 
-    Returns the exit status: 0, or 1 when a reply broke off in an error.
+    Returns the exit status: 0, 1 when a reply broke off in an error, or 2 when a message that did
+    not come from a terminal was refused.
     """
     recipe()  # what is missing shows before a long load
     if sampling.stop:
@@ -154,7 +160,7 @@ def chat(
         if as_json:
             sys.stdout.write(json.dumps({"message": message, **reply.__dict__}) + "\n")
             sys.stdout.flush()
-    return 1 if failed else 0
+    return 1 if failed else 2 if conversation.refused and not sys.stdin.isatty() else 0
 
 
 def _answer(
@@ -182,6 +188,7 @@ def _talk(conversation: Conversation, out: TextIO | None) -> Iterator[tuple[str,
         try:
             yield message, conversation.ask(message, out, stoppable=sys.stdin.isatty())
         except RequestError as error:
+            conversation.refused += 1
             sys.stderr.write(f"error: {error}\n")
 
 

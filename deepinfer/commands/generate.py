@@ -88,6 +88,8 @@ def generate(
 ) -> int:
     """Run the command; returns the exit status: 0, or 1 when generation broke off in an error."""
     what = _read_prompt(prompt, prompt_token_ids, prompt_file)
+    if not as_json and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
+        raise RequestError("--logprobs and --prompt-logprobs are shown by --json alone; add it")
     llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)
     out = sys.stdout
     start = time.perf_counter()

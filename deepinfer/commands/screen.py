@@ -17,6 +17,7 @@ from typing import cast
 
 import torch
 
+from deepinfer.commands.pulse import Pulse
 from deepinfer.config import DEFAULT_TOKENS, DeviceName, EngineOptions
 from deepinfer.engine.llm import LLM
 from deepinfer.errors import ConfigError
@@ -69,7 +70,7 @@ def _device(options: EngineOptions) -> str:
 def _settings(wanted: ScreenOptions, device: str) -> Settings:
     for name in ("case_seconds", "operator_seconds", "memory_gib", "seconds"):
         value = getattr(wanted, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name} = {value}; expected more than 0")
     if wanted.jobs is not None and wanted.jobs < 1:
         raise ConfigError(f"jobs = {wanted.jobs}; expected at least 1")
@@ -149,13 +150,14 @@ def _run(options: EngineOptions, device: str, brief: bool = False) -> None:
 
 @contextmanager
 def _bar(shown: bool) -> Iterator[Progress]:
-    """A bar on standard error; a line for every step where that is no terminal."""
+    """A bar on standard error; a line now and then where that is no terminal."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (*Bar.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    pulse = Pulse(shown and not console.is_terminal)
     bar = Bar(
         *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
     )
@@ -164,6 +166,7 @@ def _bar(shown: bool) -> Iterator[Progress]:
 
         def advance(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
+            pulse.tell(f"{what}, {done} of {total}")
 
         yield advance
 

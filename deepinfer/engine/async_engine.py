@@ -6,6 +6,7 @@ anything: what it has not read is merged into one chunk.
 """
 
 import asyncio
+import atexit
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -39,6 +40,7 @@ class _Listener:
         self._unread: dict[int, StreamChunk] = {}
         self._news = asyncio.Event()
         self.left = len(request.completions)  # replies that have not ended
+        self.read = False  # whether somebody reads it
         self.failure: DeepInferError | None = None
 
     def put(self, chunk: StreamChunk) -> None:
@@ -87,6 +89,8 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        # A thread that computes when the interpreter ends would take the process down with it.
+        atexit.register(self._leave)
         self._thread.start()
 
     async def __aenter__(self) -> Self:
@@ -109,6 +113,7 @@ class AsyncEngine:
         Raises:
             RequestError: it cannot be served, or the queue is full. EngineClosed: no more requests.
         """
+        self._check_loop()
         params = SamplingParams() if sampling_params is None else sampling_params
         # Encoding a long text or compiling a grammar must not hold up the event loop.
         request = await asyncio.to_thread(
@@ -129,15 +134,19 @@ class AsyncEngine:
     async def stream(self, request: Request) -> AsyncIterator[StreamChunk]:
         """Chunks of a queued request; leaving the loop aborts it.
 
-        What came since the last chunk was read arrives as one.
+        What came since the last chunk was read arrives as one. A stream that was closed before its
+        first chunk was asked for aborts nothing.
 
         Raises:
-            RequestError: the request is unknown, or somebody has read it to its end already.
+            RequestError: the request is unknown, or somebody reads it, or has read it to its end.
             EngineClosed: the engine broke down before the end.
         """
+        self._check_loop()
         listener = self._listeners.get(request.request_id)
-        if listener is None:
-            raise RequestError(f"request {request.request_id} is not being served; add it first")
+        if listener is None or listener.read:
+            what = "is read already" if listener else "is not being served; add it first"
+            raise RequestError(f"request {request.request_id} {what}")
+        listener.read = True
         try:
             async for chunk in listener.chunks():
                 yield chunk
@@ -185,8 +194,15 @@ class AsyncEngine:
         with self._wake:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        atexit.unregister(self._leave)
         for listener in self._listeners.values():
             listener.fail(EngineClosed("the engine was shut down"))
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RequestError(
+                "this AsyncEngine belongs to another event loop; make and use it within one"
+            )
 
     # In the event loop's thread.
 
@@ -225,6 +241,7 @@ class AsyncEngine:
 
     async def _call(self, command: Callable[[], None]) -> None:
         """The same, and wait for it; its exception is raised here."""
+        self._check_loop()
         done: asyncio.Future[None] = self._loop.create_future()
 
         def settle(error: BaseException | None) -> None:
@@ -237,11 +254,22 @@ class AsyncEngine:
                 command()
             except BaseException as raised:
                 error = raised
-            self._loop.call_soon_threadsafe(settle, error)
+            self._tell(settle, error)
 
         if not self._command(run):
             raise EngineClosed("the engine has ended; start a new one")
         await done
+
+    # At the end of the interpreter.
+
+    def _leave(self) -> None:
+        """Have the thread end after its step, whatever still runs."""
+        self._closing = True
+        for listener in list(self._listeners.values()):
+            self._abandon(listener.request)
+        with self._wake:
+            self._wake.notify()
+        self._thread.join()
 
     # In the thread.
 
@@ -250,7 +278,16 @@ class AsyncEngine:
 
     def _send(self, chunks: list[StreamChunk]) -> None:
         if chunks:
-            self._loop.call_soon_threadsafe(self._deliver, chunks)
+            self._tell(self._deliver, chunks)
+
+    def _tell(self, call: Callable[..., None], *args: Any) -> None:
+        """Have the event loop do something. Once it is closed there is nobody to work for."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            self._closing = True
+            for request_id in list(self._listeners):
+                self._llm.engine.abort(request_id)
 
     def _run(self) -> None:
         engine = self._llm.engine
@@ -270,7 +307,7 @@ class AsyncEngine:
         except BaseException as error:
             logger.exception("the engine broke down")
             failure = EngineClosed(f"the engine broke down: {type(error).__name__}: {error}")
-            self._loop.call_soon_threadsafe(self._broken, failure)
+            self._tell(self._broken, failure)
             with self._wake:
                 self._ended = True
             while self._commands:  # whoever waits for one must hear of it

@@ -216,7 +216,14 @@ def _users(name: str, device: str) -> Library:
     if isinstance(found, Library):
         return found
     if isinstance(found, Mapping):
-        return Functions(name, found, device)
+        for key, function in found.items():
+            if not isinstance(key, str) or not callable(function):
+                raise ConfigError(
+                    f"library {name}: {key!r}: {function!r:.60}; expected a function for the name"
+                    " of an operator, like add.Tensor"
+                )
+        plain = {key.removeprefix("aten::"): function for key, function in found.items()}
+        return Functions(name, plain, device)
     raise ConfigError(
         f"library {name}: {where} has no {attribute or DEFAULT_OBJECT} that is a dict of functions"
         " by operator, or an object with the methods of deepinfer.screening.library.Library"

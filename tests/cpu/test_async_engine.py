@@ -1,6 +1,8 @@
 """Requests by asyncio: same replies, and no request, reader or shutdown is left waiting."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -214,3 +216,60 @@ def test_a_breakdown_in_which_nothing_works_reaches_everybody(
 
     asyncio.run(run())
     assert not llm.engine.has_work
+
+
+def test_one_reader_a_stream(llm: LLM) -> None:
+    async def twice(engine: AsyncEngine) -> Any:
+        request = await engine.add(PROMPTS[0], PARAMS)
+        first = engine.stream(request)
+        await anext(first)
+        with pytest.raises(RequestError, match="is read already"):
+            await anext(engine.stream(request))
+        return [chunk async for chunk in first][-1].finish_reason
+
+    assert served(llm, twice) == "length"
+
+
+def test_another_event_loop_is_refused(llm: LLM) -> None:
+    async def elsewhere(engine: AsyncEngine) -> None:
+        request = await engine.add(PROMPTS[0], PARAMS)
+
+        async def use() -> None:
+            for ask in (engine.generate([5]), engine.abort("1"), anext(engine.stream(request))):
+                with pytest.raises(RequestError, match="belongs to another event loop"):
+                    await ask
+
+        await asyncio.to_thread(asyncio.run, use())
+        assert (await engine.generate([5, 6], PARAMS)).outputs[0].finish_reason == "length"
+
+    served(llm, elsewhere)
+
+
+def test_the_thread_ends_with_its_loop(llm: LLM) -> None:
+    """Somebody forgot to close the engine, with a request running."""
+
+    async def forget() -> AsyncEngine:
+        engine = AsyncEngine(llm)
+        await engine.add([5, 6], SamplingParams(max_tokens=150, ignore_eos=True, seed=1))
+        return engine
+
+    engine = asyncio.run(forget())
+    engine._thread.join(60)
+    assert not engine._thread.is_alive()
+    assert not llm.engine.has_work
+    assert llm.generate([5, 6], PARAMS)[0].outputs[0].finish_reason == "length"
+
+
+def test_a_forgotten_engine_does_not_take_the_process_down(small_folder: Path) -> None:
+    """Python ends the thread of one that computes by force, which C++ does not bear."""
+    program = (
+        "import asyncio\nfrom deepinfer import LLM, SamplingParams\n"
+        "from deepinfer.engine.async_engine import AsyncEngine\n"
+        "async def forget():\n"
+        f"    engine = AsyncEngine(LLM({str(small_folder)!r}, device='cpu', threads=1))\n"
+        "    await engine.add([5, 6], SamplingParams(max_tokens=1000, ignore_eos=True))\n"
+        "asyncio.run(forget())\nprint('ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

@@ -179,5 +179,5 @@ def test_text_that_is_no_utf8_is_refused_alone(
     stdin = io.TextIOWrapper(io.BytesIO(b"a\xffb\nWhat is 347 + 58?\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     status, out, err = run()
-    assert (status, out) == (0, "405\n")
+    assert (status, out) == (2, "405\n")
     assert "not valid UTF-8" in err

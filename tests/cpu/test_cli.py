@@ -24,6 +24,7 @@ import deepinfer
 from deepinfer import LLM
 from deepinfer.cli import main
 from deepinfer.commands.doctor import OPTIONAL_PACKAGES
+from deepinfer.commands.pulse import Pulse
 from deepinfer.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[2]
@@ -282,6 +283,8 @@ def assert_refused(result: Result, *words: str) -> None:
         ((*PROMPT, "--ebnf", "@/no/such/file"), ["/no/such/file", "cannot be read"]),
         ((*PROMPT, "--ebnf", "root ::= x"), ["cannot be compiled", "x"]),
         ((*PROMPT, "--after-thinking"), ["after_thinking", "json_schema"]),
+        ((*PROMPT, "--logprobs", "2"), ["--logprobs", "--json"]),
+        ((*PROMPT, "--prompt-logprobs", "2"), ["--prompt-logprobs", "--json"]),
         ((*PROMPT, "--frobnicate", "1"), ["--frobnicate"]),
         ((*PROMPT, "--dtype", "float16"), ["float16", "bfloat16"]),
         ((*PROMPT, "--page-tokens", "7"), ["page_tokens = 7"]),
@@ -497,7 +500,30 @@ def test_bench(run: Run) -> None:
         assert word in shown.out
 
 
+# Lines for those who see no bar
+
+
+def test_a_pulse_is_slow_and_can_be_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    pulses = [Pulse(shown, lambda: now) for shown in (True, False)]
+    for second in range(61):
+        now = float(second)
+        for pulse in pulses:
+            pulse.tell(f"second {second}")
+    assert capsys.readouterr().err == "second 20\nsecond 40\nsecond 60\n"
+
+
 # A process of its own
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "deepinfer", "doctor"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+                              cwd=ROOT)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written (No space left on device)\n"
 
 
 def test_help_and_version_need_no_torch() -> None:

@@ -415,6 +415,18 @@ def test_what_is_no_library_is_refused(name: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_names_of_a_users_functions(tmp_path: Path) -> None:
+    """With or without the namespace; what is no function is refused by its name."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nA = {'aten::exp': torch.exp}\nB = {'neg': 3}\nC = {3: torch.exp}"
+    )
+    assert load_library(f"{file}:A", "cpu").table() == {"exp": "exp"}
+    for name, says in (("B", "'neg': 3; expected a function"), ("C", "3: <built-in")):
+        with pytest.raises(ConfigError, match=says):
+            load_library(f"{file}:{name}", "cpu")
+
+
 def test_backends_of_own_operators_are_screened_by_their_specs() -> None:
     library = load_library("backend:torch", "cpu")
     assert isinstance(library, Backends)
@@ -470,7 +482,7 @@ def test_a_screening_from_the_options_to_the_files(
 
 @pytest.mark.parametrize(("option", "value"), [
     ("jobs", 0), ("case_seconds", 0.0), ("operator_seconds", -1.0), ("memory_gib", 0.0),
-    ("seconds", 0.0),
+    ("seconds", 0.0), ("case_seconds", math.nan), ("operator_seconds", math.inf),
 ])  # fmt: skip
 def test_limits_that_cannot_work_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: float

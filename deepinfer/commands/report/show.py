@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from deepinfer.commands.pulse import Pulse
 from deepinfer.commands.report.records import write_json
 from deepinfer.commands.report.run import Report
 from deepinfer.commands.report.tables import Lines, Table, headline, parts
@@ -18,10 +19,11 @@ from deepinfer.errors import ConfigError
 
 
 class Bar:
-    """A progress bar on standard error."""
+    """A progress bar on standard error; a line now and then where that is no terminal."""
 
     def __init__(self, shown: bool) -> None:
         console = Console(stderr=True)
+        self._pulse = Pulse(shown and not console.is_terminal)
         self._bar = Progress(
             SpinnerColumn(), BarColumn(20), "{task.completed}/{task.total}", TimeElapsedColumn(),
             TextColumn("{task.description}"), console=console, transient=True,
@@ -39,6 +41,7 @@ class Bar:
     def look(self, text: str, done: int, total: int) -> None:
         """What is being done now, and how much of everything is."""
         self._bar.update(self._task, description=text, completed=done, total=total)
+        self._pulse.tell(f"{text}, {done} of {total}")
 
 
 def show(report: Report, out: Path | None) -> None:
