@@ -161,6 +161,11 @@ def export(name: str, value: str, replace: bool = False) -> None:
         os.environ[name] = value
 
 
+def silence_profiler() -> None:
+    """Keep PyTorch's profiler from writing to standard error when it starts and stops."""
+    export("KINETO_LOG_LEVEL", "99")
+
+
 def _names_an_operator(name: str, known: Mapping[str, Variable]) -> bool:
     """Whether `name` is DEEPINFER_OPS_<OPERATOR>, and no slip of a variable's own name."""
     suffix = name.removeprefix(OPERATOR_PREFIX)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from deepinfer.env import silence_profiler
 from deepinfer.errors import ConfigError
 from deepinfer.log import logger
 
@@ -31,6 +32,7 @@ class Recording:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
+        silence_profiler()
         self._profile = profile(activities=activities)
         self._profile.start()
         # A profiler that is still running takes the interpreter down at its exit.

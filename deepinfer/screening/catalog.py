@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deepinfer.env import silence_profiler
 from deepinfer.libraries.replace import Signature, call_site, overload, signature
 from deepinfer.screening.arguments import (
     TARGET,
@@ -164,6 +165,7 @@ def _nested(run: Callable[[], object], device: str) -> Iterator[Operator]:
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
+    silence_profiler()
     with profile(
         activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True,
         experimental_config=_ExperimentalConfig(capture_overload_names=True),
