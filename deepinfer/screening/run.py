@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deepinfer import __version__
 from deepinfer.errors import ConfigError
-from deepinfer.libraries.names import Table, nearest, resolve
+from deepinfer.libraries.names import Table, bare, nearest, resolve
 from deepinfer.screening.arguments import show
 from deepinfer.screening.cases import Case, cases_of
 from deepinfer.screening.catalog import Catalog, Operator, summary, to_data
@@ -104,14 +106,13 @@ def screen(
     _make_folders(settings.out)
     journal = Journal(settings.out / JOURNAL)
     table, versions = _look(settings, journal)
+    _refuse_unknown(settings, table)
     catalog = catalog() if callable(catalog) else catalog
     _check_same(settings, catalog, versions)
     known: Table = dict.fromkeys(catalog, settings.library) if table is None else table
     chosen, unknown = _choose(catalog, settings, known)
     if not chosen:
-        near = {name: ", ".join(nearest) or "nothing" for name, nearest in unknown.items()}
-        told = "; ".join(f"{name} (nearest: {nearest})" for name, nearest in near.items())
-        raise ConfigError(f"no operator to screen: {told or 'the traced run calls none'}")
+        raise _nothing(unknown)
     plans, reports = _plans(chosen, settings, known)
     began = time.monotonic()
     rounds = _Rounds(settings, journal, progress)
@@ -123,6 +124,22 @@ def screen(
         _measure(plans, reports, rounds, began + settings.seconds)
     head = {**_head(settings, versions), "traced": dict(summary(catalog))}
     return Screening(head, [reports[name] for name in chosen], unknown)
+
+
+def _refuse_unknown(settings: Settings, table: Table | None) -> None:
+    """Before a trace: names that neither the library nor PyTorch has, if there are no others."""
+    if settings.operators is None or table is None:
+        return
+    unknown = resolve(settings.operators, table).unknown
+    pytorchs = [n for n in unknown if hasattr(torch.ops.aten, bare(n).partition(".")[0])]
+    if len(unknown) == len(settings.operators) and not pytorchs:
+        raise _nothing(unknown)
+
+
+def _nothing(unknown: Mapping[str, Sequence[str]]) -> ConfigError:
+    near = {name: ", ".join(nearest) or "nothing" for name, nearest in unknown.items()}
+    told = "; ".join(f"{name} (nearest: {nearest})" for name, nearest in near.items())
+    return ConfigError(f"no operator to screen: {told or 'the traced run calls none'}")
 
 
 def _make_folders(out: Path) -> None:

@@ -480,6 +480,21 @@ def test_a_screening_from_the_options_to_the_files(
         screen_library(EngineOptions("other", device="cpu"), wanted(tmp_path), progress=False)
 
 
+def test_names_of_nothing_are_refused_before_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace takes a minute; a name that PyTorch has may turn out to be called."""
+    traced = []
+    monkeypatch.setattr(screen_command, "_run", lambda *_, **__: traced.append(True))
+    options = EngineOptions("x", device="cpu")
+    with pytest.raises(ConfigError, match=r"sigmoidal \(nearest: sigmoid\)"):
+        screen_library(options, replace(wanted(tmp_path), operators="sigmoidal"), progress=False)
+    assert not traced
+    with pytest.raises(ConfigError, match="no operator to screen: tanh"):
+        screen_library(options, replace(wanted(tmp_path), operators="tanh"), progress=False)
+    assert traced
+
+
 @pytest.mark.parametrize(("option", "value"), [
     ("jobs", 0), ("case_seconds", 0.0), ("operator_seconds", -1.0), ("memory_gib", 0.0),
     ("seconds", 0.0), ("case_seconds", math.nan), ("operator_seconds", math.inf),
