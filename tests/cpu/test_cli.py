@@ -23,7 +23,7 @@ from torch import Tensor
 import deepinfer
 from deepinfer import LLM
 from deepinfer.cli import main
-from deepinfer.commands.doctor import OPTIONAL_PACKAGES
+from deepinfer.commands.doctor import OPTIONAL_PACKAGES, Finding
 from deepinfer.commands.pulse import Pulse
 from deepinfer.model.transformer import Transformer
 
@@ -413,20 +413,27 @@ def test_dumps_that_cannot_be_written(run: Run, tmp_path: Path, out: str) -> Non
 def test_being_asked_to_end_unwinds(
     run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """As Ctrl-C does: what was started is stopped, and temporary folders go."""
+    """As Ctrl-C does: what was started is stopped, and temporary folders go. A signal that is
+    ignored, as nohup has it, stays so."""
     unwound = []
 
-    def stubborn(*_: Any, **__: Any) -> None:
+    def stubborn(*_: Any, **__: Any) -> list[Finding]:
         try:
             signal.raise_signal(number)
         finally:
             unwound.append(True)
+        return []
 
-    before = signal.getsignal(number)
     monkeypatch.setattr("deepinfer.commands.doctor.examine", stubborn)
-    assert run("doctor").status == 128 + number
-    assert unwound == [True]
-    assert signal.getsignal(number) is before
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert run("doctor").status == 128 + number
+        assert unwound == [True]
+        assert signal.getsignal(number) is signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
+        assert run("doctor").status == 0
+    finally:
+        signal.signal(number, before)
 
 
 # doctor and bench
