@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from deepinfer import __version__
+from deepinfer.commands.console import console
 from deepinfer.config import EngineOptions
 from deepinfer.engine.llm import LLM
 from deepinfer.errors import ConfigError
@@ -189,6 +189,6 @@ def show(result: dict[str, Any], as_json: bool) -> None:
     for part in phases[1].shares:
         table.add_row(f"time in {part}", *(f"{p.shares.get(part, 0):.0%}" for p in phases))
     settings = {k: v for k, v in result.items() if k not in ("prefill", "decode")}
-    console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in settings.items()))
-    console.print(table)
+    screen = console()
+    screen.print(", ".join(f"{name} {value}" for name, value in settings.items()))
+    screen.print(table)

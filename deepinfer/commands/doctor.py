@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from deepinfer import __version__
 from deepinfer.checkpoint.hf_config import load_model_config, parse_model_config
 from deepinfer.checkpoint.released import RELEASED_CONFIG
+from deepinfer.commands.console import console
 from deepinfer.config import EngineConfig, EngineOptions, Host, ModelConfig, resolve
 from deepinfer.env import read_environment
 from deepinfer.errors import ConfigError
@@ -220,7 +220,7 @@ def show(findings: list[Finding]) -> None:
     marks = {"ok": "[green]yes[/]", "missing": "[red]no[/]", "note": "[yellow]note[/]", "": ""}
     for finding in findings:
         table.add_row(marks[finding.state], finding.subject, finding.fact)
-    Console().print(table)
+    console().print(table)
 
 
 def show_plans(plans: list[Planned]) -> None:
@@ -232,11 +232,11 @@ def show_plans(plans: list[Planned]) -> None:
     table.add_row("pages", *(f"{p.plan.pages * p.plan.page / GIB:,.2f}" for p in plans))
     table.add_row("cache_tokens", *(f"{p.plan.cache_tokens:,}" for p in plans))
     table.add_row("fits", *("yes" if p.plan.fits else "no" for p in plans))
-    console = Console()
-    console.print(f"memory plan of {plans[0].model}")
-    console.print(table)
+    screen = console()
+    screen.print(f"memory plan of {plans[0].model}")
+    screen.print(table)
     for column, planned in zip(columns, plans, strict=True):
         if planned.plan.advice:
-            console.print(f"{column}: {'; or '.join(planned.plan.advice)}")
+            screen.print(f"{column}: {'; or '.join(planned.plan.advice)}")
     if any(p.gpus > 1 for p in plans):
-        console.print("This version runs on one GPU; plans for several show what each would hold.")
+        screen.print("This version runs on one GPU; plans for several show what each would hold.")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from deepinfer.commands.console import console
 from deepinfer.config import EngineOptions
 from deepinfer.engine.llm import LLM
 from deepinfer.errors import ConfigError
@@ -319,26 +320,23 @@ class _Bar:
 def show(report: Report, wrong: bool) -> None:
     """Print a report as a table, with some wrong answers if wanted."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    screen = console()
     table = Table("task", "right", "of", "accuracy", box=box.SIMPLE)
     for name, score in report.tasks.items():
         table.add_row(name, str(score.right), str(score.total), f"{score.accuracy:.1%}")
-    console.print(table)
+    screen.print(table)
     if report.text_loss is not None:
-        console.print(f"held-out text: {report.text_loss:.4f} nats per token over"
+        screen.print(f"held-out text: {report.text_loss:.4f} nats per token over"
                       f" {report.text_tokens:,} tokens")  # fmt: skip
     for name, d in report.drafter.items():
-        console.print(
+        screen.print(
             f"drafter, {name}: {d.mean_accepted:.2f} of {d.block_size} drafts accepted per round"
             f" ({d.rounds} rounds), calibration error {d.calibration_error:.3f}"
         )
-    console.print(f"{report.seconds:.0f} s")
+    screen.print(f"{report.seconds:.0f} s")
     if wrong:
         for name, score in report.tasks.items():
             for item, expected, found in score.wrong:
-                console.print(
-                    f"{name} {item}: expected {expected!r}, found {found!r}", markup=False
-                )
+                screen.print(f"{name} {item}: expected {expected!r}, found {found!r}", markup=False)

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
+from deepinfer.commands.console import console
 from deepinfer.config import EngineOptions
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.loading import choose_operators
@@ -59,7 +60,6 @@ def show(found: list[Line], as_json: bool) -> None:
         sys.stdout.write(json.dumps([asdict(line) for line in found]) + "\n")
         return
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE)
@@ -69,4 +69,4 @@ def show(found: list[Line], as_json: bool) -> None:
         table.add_row(
             line.operator, line.backend, line.reason, str(line.calls), str(line.fallbacks),
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)

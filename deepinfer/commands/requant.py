@@ -23,6 +23,7 @@ from deepinfer.checkpoint.requant import (
     requantised_config,
     write_requantised,
 )
+from deepinfer.commands.console import console
 from deepinfer.errors import CheckpointError, ConfigError
 
 REPORT = "requant.json"
@@ -154,7 +155,6 @@ def _bar(reader: CheckpointReader, shown: bool) -> Iterator[Callable[[int], None
 def show(report: dict[str, Any]) -> None:
     """Print what was, or would be, converted: a line per kind of matrix, and what stays and why."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     kinds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -166,14 +166,14 @@ def show(report: dict[str, Any]) -> None:
         groups = sum(entry["groups"] for entry in entries)
         misfits = sum(entry["not_exact"] for entry in entries)
         table.add_row(kind, was, *(f"{n:,}" for n in (fit, len(entries), groups, misfits)))
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     left = {name: entry for name, entry in report["tensors"].items() if entry["not_exact"]}
     for name, entry in list(left.items())[:_SHOWN]:
         why = ", ".join(f"{entry['why'][r]:,} {r}" for r in REASONS if entry["why"][r])
         counts = f"{entry['not_exact']:,} of {entry['groups']:,} groups do not fit ({why})"
-        console.print(f"{name} stays: {counts}", markup=False, highlight=False, soft_wrap=True)
+        screen.print(f"{name} stays: {counts}", markup=False, highlight=False, soft_wrap=True)
     if len(left) > _SHOWN:
-        console.print(f"... and {len(left) - _SHOWN:,} more; --json lists all")
+        screen.print(f"... and {len(left) - _SHOWN:,} more; --json lists all")
     fit, kept = report["converted"], report["left"]
-    console.print(f"{fit:,} matrices fit 128 x 128 blocks, {kept:,} stay as they are")
+    screen.print(f"{fit:,} matrices fit 128 x 128 blocks, {kept:,} stay as they are")

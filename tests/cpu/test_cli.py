@@ -23,6 +23,7 @@ from torch import Tensor
 import deepinfer
 from deepinfer import LLM
 from deepinfer.cli import main
+from deepinfer.commands.console import console
 from deepinfer.commands.doctor import OPTIONAL_PACKAGES, Finding
 from deepinfer.commands.pulse import Pulse
 from deepinfer.model.transformer import Transformer
@@ -518,6 +519,13 @@ def test_a_pulse_is_slow_and_can_be_silent(capsys: pytest.CaptureFixture[str]) -
         for pulse in pulses:
             pulse.tell(f"second {second}")
     assert capsys.readouterr().err == "second 20\nsecond 40\nsecond 60\n"
+
+
+def test_tables_are_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width == 160
+    monkeypatch.setenv("COLUMNS", "100")
+    assert console().width == 100
 
 
 # A process of its own

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from deepinfer.commands.console import console
 from deepinfer.commands.pulse import Pulse
 from deepinfer.commands.report.records import write_json
 from deepinfer.commands.report.run import Report
@@ -22,12 +23,12 @@ class Bar:
     """A progress bar on standard error; a line now and then where that is no terminal."""
 
     def __init__(self, shown: bool) -> None:
-        console = Console(stderr=True)
-        self._pulse = Pulse(shown and not console.is_terminal)
+        stderr = Console(stderr=True)
+        self._pulse = Pulse(shown and not stderr.is_terminal)
         self._bar = Progress(
             SpinnerColumn(), BarColumn(20), "{task.completed}/{task.total}", TimeElapsedColumn(),
-            TextColumn("{task.description}"), console=console, transient=True,
-            disable=not (shown and console.is_terminal),
+            TextColumn("{task.description}"), console=stderr, transient=True,
+            disable=not (shown and stderr.is_terminal),
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
 
@@ -46,27 +47,27 @@ class Bar:
 
 def show(report: Report, out: Path | None) -> None:
     """Print a report for a person."""
-    console = Console()
+    screen = console()
     for part in parts(report):
         if isinstance(part, Lines):
-            console.print(Text(part.title, style="bold"))
+            screen.print(Text(part.title, style="bold"))
             for line in part.lines:
-                console.print(Text(f"  {line}"), soft_wrap=True)
+                screen.print(Text(f"  {line}"), soft_wrap=True)
             for name, block in part.blocks:
-                console.print(Text(f"  {name}:"))
-                console.print(Text(block), soft_wrap=True)
-            console.print()
+                screen.print(Text(f"  {name}:"))
+                screen.print(Text(block), soft_wrap=True)
+            screen.print()
         elif not part.detail:
-            console.print(Text(part.title, style="bold"))
+            screen.print(Text(part.title, style="bold"))
             table = RichTable(box=box.SIMPLE)
             for number, name in enumerate(part.header):
                 table.add_column(name, no_wrap=number == 0)
             for row in part.rows:
                 table.add_row(*(Text(cell) for cell in row))
-            console.print(table)
+            screen.print(table)
     if out is not None:
-        console.print(Text(f"{out / 'report.md'}, {out / 'report.json'}"), soft_wrap=True)
-    console.print(Text(headline(report), style="bold"), soft_wrap=True)
+        screen.print(Text(f"{out / 'report.md'}, {out / 'report.json'}"), soft_wrap=True)
+    screen.print(Text(headline(report), style="bold"), soft_wrap=True)
 
 
 def write(report: Report, out: Path) -> None:
