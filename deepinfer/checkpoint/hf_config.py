@@ -70,7 +70,10 @@ def load_model_config(path: Path) -> ModelConfig:
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; --model must name a folder with a config.json")
+        raise ConfigError(
+            f"{file}: no such file; the model is a folder with a config.json (nothing is"
+            " downloaded from the Hub)"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

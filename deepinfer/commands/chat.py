@@ -150,6 +150,8 @@ def chat(
         raise RequestError("chat shows one reply without special tokens; use generate")
     if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
         raise RequestError("chat shows no log-probabilities; use generate")
+    if not all(message.strip() for message in messages):
+        raise RequestError("--message is empty; expected something to answer")
     llm = LLM.from_options(options, progress=sys.stderr.isatty() and not as_json)
     conversation = Conversation(llm, sampling, system, thinking)
     out = None if as_json else sys.stdout
@@ -204,6 +206,8 @@ def _typed(conversation: Conversation) -> Iterator[str]:
             sys.stderr.write("> ")
             sys.stderr.flush()
         line = sys.stdin.readline()
+        if terminal and not line:
+            sys.stderr.write("\n")  # Ctrl-D leaves the cursor behind the prompt
         if not line or line.strip() == "/exit":
             return
         if line.strip() == "/new":

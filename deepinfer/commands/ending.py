@@ -38,6 +38,8 @@ def exit_with(run: Callable[[], int | None]) -> NoReturn:
     except DeepInferError as error:
         _fail(str(error))
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")  # the shell's prompt gets a line of its own
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output went away: that is its right.

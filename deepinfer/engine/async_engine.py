@@ -168,9 +168,16 @@ class AsyncEngine:
             pass
         return request.output()
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its stream gets a last chunk with finish_reason abort. Unknown ids are
-        none of ours any more, and are ignored."""
+    async def abort(self, request: Request | str) -> None:
+        """End a request, or the one with this id; its stream gets a last chunk with finish_reason
+        abort. One that has ended, or is unknown, is none of ours any more, and is ignored.
+
+        Raises:
+            RequestError: this is neither.
+        """
+        request_id = request.request_id if isinstance(request, Request) else request
+        if not isinstance(request_id, str):
+            raise RequestError(f"abort of {request!r:.60}; expected a request or its id")
         await self._call(lambda: self._abort(request_id))
 
     async def profile(self, file: Path, steps: int) -> None:

@@ -4,6 +4,7 @@ Knows how each is asked; must not know how answers are judged. A library that is
 no change here: `--library FILE.py:NAME` takes any object with the methods of `Library`.
 """
 
+import difflib
 import importlib
 import importlib.util
 import re
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from deepinfer.errors import ConfigError
 from deepinfer.libraries import flaggems
-from deepinfer.libraries.names import Table
+from deepinfer.libraries.names import Table, bare
 from deepinfer.libraries.replace import Replacement, overload
 from deepinfer.screening.arguments import flat_tensors
 
@@ -222,12 +225,28 @@ def _users(name: str, device: str) -> Library:
                     f"library {name}: {key!r}: {function!r:.60}; expected a function for the name"
                     " of an operator, like add.Tensor"
                 )
-        plain = {key.removeprefix("aten::"): function for key, function in found.items()}
+        plain = {bare(key): function for key, function in found.items()}
+        _check_operators(name, plain)
         return Functions(name, plain, device)
     raise ConfigError(
         f"library {name}: {where} has no {attribute or DEFAULT_OBJECT} that is a dict of functions"
         " by operator, or an object with the methods of deepinfer.screening.library.Library"
     )
+
+
+def _check_operators(name: str, functions: Mapping[str, Any]) -> None:
+    """Refuse names that PyTorch has no operator for."""
+    for key in functions:
+        family = key.partition(".")[0]
+        packet = getattr(torch.ops.aten, family, None)
+        overloads = [] if packet is None else packet.overloads()
+        known = [family if o == "default" else f"{family}.{o}" for o in overloads]
+        if key not in known:
+            near = known or difflib.get_close_matches(family, dir(torch), n=3)
+            raise ConfigError(
+                f"library {name}: {key!r} is no operator of PyTorch; nearest:"
+                f" {', '.join(near[:6]) or 'none'}"
+            )
 
 
 def _module(name: str, where: str) -> ModuleType:

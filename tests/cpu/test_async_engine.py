@@ -273,3 +273,17 @@ def test_a_forgotten_engine_does_not_take_the_process_down(small_folder: Path) -
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           timeout=120, check=False)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_request_is_aborted_by_itself_or_its_id(llm: LLM, by_id: bool) -> None:
+    async def cut(engine: AsyncEngine) -> Any:
+        request = await engine.add([5, 6], SamplingParams(max_tokens=150, ignore_eos=True, seed=1))
+        stream = engine.stream(request)
+        await anext(stream)
+        await engine.abort(request.request_id if by_id else request)
+        with pytest.raises(RequestError, match="expected a request or its id"):
+            await engine.abort(None)  # type: ignore[arg-type]
+        return [chunk async for chunk in stream][-1].finish_reason
+
+    assert served(llm, cut) == "abort"

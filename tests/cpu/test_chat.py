@@ -174,6 +174,8 @@ def test_log_probabilities_are_refused(
 def test_text_that_is_no_utf8_is_refused_alone(
     run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    status, _, err = run("--message", " ")
+    assert (status, err) == (2, "error: --message is empty; expected something to answer\n")
     status, _, err = run("--message", "a\udcffb")
     assert (status, err) == (2, "error: a message is not valid UTF-8 text\n")
     stdin = io.TextIOWrapper(io.BytesIO(b"a\xffb\nWhat is 347 + 58?\n"), encoding="utf-8")

@@ -425,7 +425,7 @@ def test_files_without_an_object(tmp_path: Path, content: str, kind: str) -> Non
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "config.json", tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="no such file; --model must name a folder"):
+        with pytest.raises(ConfigError, match="no such file; the model is a folder"):
             load_model_config(path)
 
 

@@ -292,6 +292,16 @@ def test_impossible_configurations_do_not_fail_the_others(
     assert "- triton: triton needs a CUDA GPU" in markdown(found)
 
 
+def test_a_comparison_that_was_not_made_is_a_failure(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer.ops.select._interpreted", lambda: False)
+    found = made(model, well, configs=None, compare=("triton", "ref"))
+    assert [outcome.status for outcome in found.outcomes] == ["impossible", "right"]
+    assert found.exit_status == 1
+    assert "nothing to look at: triton: triton needs a CUDA GPU" in markdown(found)
+
+
 def test_a_refused_setting_makes_only_some_configurations_impossible(model: str) -> None:
     optional = next(c for c in NAMED if c.may_lack)
     assert optional.name == "flaggems"

@@ -419,10 +419,15 @@ def test_names_of_a_users_functions(tmp_path: Path) -> None:
     """With or without the namespace; what is no function is refused by its name."""
     file = tmp_path / "mine.py"
     file.write_text(
-        "import torch\nA = {'aten::exp': torch.exp}\nB = {'neg': 3}\nC = {3: torch.exp}"
+        "import torch\nA = {'aten::exp': torch.exp}\nB = {'neg': 3}\nC = {3: torch.exp}\n"
+        "D = {'frobnicate': torch.exp}\nE = {'bitwise_and': torch.exp}\nF = {'softmx': torch.exp}\n"
     )
     assert load_library(f"{file}:A", "cpu").table() == {"exp": "exp"}
-    for name, says in (("B", "'neg': 3; expected a function"), ("C", "3: <built-in")):
+    for name, says in (
+        ("B", "'neg': 3; expected a function"), ("C", "3: <built-in"),
+        ("D", "'frobnicate' is no operator of PyTorch; nearest: "),
+        ("E", "nearest: bitwise_and.Tensor"), ("F", "nearest: softmax"),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=says):
             load_library(f"{file}:{name}", "cpu")
 

@@ -47,8 +47,9 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 if everything is right, else 1."""
-        unclear = self.explanation is not None and self.explanation.failures
+        """0 if everything is right, and what was to be compared was, else 1."""
+        told = self.explanation
+        unclear = told is not None and (told.failures or told.lacking)
         return 1 if unclear else exit_status(self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
