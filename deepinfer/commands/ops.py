@@ -70,3 +70,8 @@ def show(found: list[Line], as_json: bool) -> None:
             line.operator, line.backend, line.reason, str(line.calls), str(line.fallbacks),
         )  # fmt: skip
     console().print(table)
+    if any(line.calls for line in found):
+        sys.stdout.write(
+            "calls: while one prompt and a few greedy tokens ran. 0: they did not need it here;"
+            " on a CPU, for one, PyTorch multiplies matrices that a GPU keeps packed.\n"
+        )

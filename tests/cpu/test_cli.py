@@ -586,7 +586,10 @@ def test_operators_are_listed_with_their_calls(run: Run) -> None:
     assert lines["rms_norm"]["backends"] == ["ref", "triton"]
     assert lines["rms_norm"]["calls"] > 8
     assert lines["rms_norm"]["fallbacks"] == 0
-    assert "sparse_attention" in run("ops", "MODEL").out
+    plain = run("ops", "MODEL").out
+    assert "sparse_attention" in plain
+    assert "calls: " not in plain
+    assert "0: they did not need it here" in run("ops", "MODEL", "--threads", 1, "--try-out").out
 
 
 def test_an_operator_that_does_not_exist_is_named(run: Run) -> None:
