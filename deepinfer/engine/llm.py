@@ -189,8 +189,8 @@ class LLM:
         try:
             for request in requests:
                 self._queue(request)
-            while not all(request.ended for request in requests):
-                self._step(lambda: all(request.ended for request in requests))
+            while self._step(lambda: all(request.ended for request in requests)):
+                pass
         finally:
             for request in requests:
                 self._leave(request)
@@ -246,19 +246,23 @@ class LLM:
             raise RequestError("speculate runs alone; wait until other requests have ended")
         return rounds(self.engine, prompt_ids, max_tokens)
 
-    def _step(self, enough: Callable[[], bool]) -> None:
+    def _step(self, enough: Callable[[], bool]) -> bool:
         """One step; its chunks go to the requests' inboxes, whoever drives the engine.
 
         Args:
-            enough: whether another thread's steps have brought what is wanted meanwhile.
+            enough: whether all that is wanted is there, perhaps by another thread's steps.
+
+        Returns:
+            False if it is: nothing was run then.
         """
         with self._lock:
             if enough():
-                return
+                return False
             for chunk in self.engine.step():
                 inbox = self._inbox.get(chunk.request_id)
                 if inbox is not None:  # a request may have been given to the engine itself
                     inbox.append(chunk)
+            return True
 
     def _queue(self, request: Request) -> deque[StreamChunk]:
         with self._lock:
