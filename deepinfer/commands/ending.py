@@ -48,9 +48,10 @@ def exit_with(run: Callable[[], int | None]) -> NoReturn:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        # What is left in the buffer cannot be written at the end either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _fail(f"the output cannot be written ({error.strerror})")
+        if error.filename is None:
+            # It was standard output, and what is left in the buffer cannot be written either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _fail(f"{error.filename or 'the output'} cannot be written ({error.strerror})")
     sys.exit(status or 0)
 
 

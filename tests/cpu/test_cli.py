@@ -3,6 +3,7 @@
 Commands run in this process through `deepinfer.cli.main`; a few start a real one.
 """
 
+import errno
 import io
 import json
 import os
@@ -508,6 +509,14 @@ def test_bench(run: Run) -> None:
         assert word in shown.out
 
 
+def test_a_full_disk_is_told_with_the_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "big.safetensors")
+
+    monkeypatch.setattr("deepinfer.commands.doctor.examine", full)
+    assert_refused(run("doctor"), "big.safetensors cannot be written (No space left on device)")
+
+
 # Lines for those who see no bar
 
 
@@ -522,10 +531,15 @@ def test_a_pulse_is_slow_and_can_be_silent(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_tables_are_not_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_terminal(_: int) -> os.terminal_size:
+        raise OSError
+
+    monkeypatch.setattr(os, "get_terminal_size", no_terminal)
     monkeypatch.delenv("COLUMNS", raising=False)
     assert console().width == 160
-    monkeypatch.setenv("COLUMNS", "100")
-    assert console().width == 100
+    for columns in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert console().width == columns
 
 
 # A process of its own
